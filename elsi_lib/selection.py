@@ -72,6 +72,7 @@ def elsi(
     k_beam: int | None = 10,
     k_expand: int | None = 10,
     after_midpoint: str = "singletons",
+    among: Sequence[int] | None = None,
     **reading: Any,
 ) -> Selection:
     """ELSI: beam search for the layer set of highest matrix entropy (paper, Algorithm 1).
@@ -84,6 +85,7 @@ def elsi(
             result is the exhaustive optimum.
         after_midpoint: where the rule "the high-entropy singleton lies after the midpoint" (layer >= N // 2) applies:
             ``"singletons"`` for m = 1 (default), ``"seeds"`` for the beam's seeds at every m, ``"never"``.
+        among: layers that may be chosen, e.g. :func:`~elsi_lib.layers.servable_layers` of an engine; None for all.
         reading: ``alpha``, ``center``, ``normalize``.
 
     Raises:
@@ -91,14 +93,15 @@ def elsi(
     """
 
     def propose(layers: tuple[int, ...], grams: Tensor, alpha: float) -> list[int]:
-        candidates = [j for j in range(len(grams)) if j not in layers]
+        candidates = [j for j in allowed if j not in layers]
         if k_expand is None or len(candidates) <= k_expand:
             return candidates
         scores = gram_entropy(grams[list(layers)].sum(0) + grams[candidates], alpha)
         return [candidates[i] for i in torch.sort(scores, descending=True, stable=True).indices[:k_expand]]
 
+    allowed = _allowed(fp, among)
     settings = {"k_expand": _at_least_one("k_expand", k_expand)}
-    return _beam("elsi", fp, m, k_beam, after_midpoint, propose, settings, reading)
+    return _beam("elsi", fp, m, k_beam, after_midpoint, allowed, propose, settings, reading)
 
 
 def elsi_c(
@@ -108,6 +111,7 @@ def elsi_c(
     k_beam: int | None = 10,
     k_pool: int | None = 10,
     after_midpoint: str = "singletons",
+    among: Sequence[int] | None = None,
     debiased: bool = False,
     **reading: Any,
 ) -> Selection:
@@ -119,49 +123,61 @@ def elsi_c(
     Args:
         k_pool: size of the pool (not stated in the paper); None takes every layer but 0.
         debiased: estimator of the CKA.
-        fp, m, k_beam, after_midpoint, reading: as for :func:`elsi`.
+        fp, m, k_beam, after_midpoint, among, reading: as for :func:`elsi`.
     """
 
     def propose(layers: tuple[int, ...], grams: Tensor, alpha: float) -> list[int]:
         delta = transition_scores(conditional_cka_matrix(grams, layers, debiased))
         order = (torch.sort(delta, descending=True, stable=True).indices + 1).tolist()
-        return [r for r in order if r not in layers][:k_pool]
+        return [r for r in order if r in allowed and r not in layers][:k_pool]
 
+    allowed = _allowed(fp, among)
     settings = {"k_pool": _at_least_one("k_pool", k_pool), "debiased": debiased}
-    return _beam("elsi-c", fp, m, k_beam, after_midpoint, propose, settings, reading)
+    return _beam("elsi-c", fp, m, k_beam, after_midpoint, allowed, propose, settings, reading)
 
 
-def exhaustive(fp: Fingerprint | Tensor, m: int, *, lowest: bool = False, keep: int = 10, **reading: Any) -> Selection:
+def exhaustive(
+    fp: Fingerprint | Tensor,
+    m: int,
+    *,
+    lowest: bool = False,
+    keep: int = 10,
+    among: Sequence[int] | None = None,
+    **reading: Any,
+) -> Selection:
     """The true optimum over all sets of m layers; with ``lowest`` the minimum, the paper's negative control.
 
     Args:
         keep: how many of the best sets the frontier lists.
-        fp, m, reading: as for :func:`elsi`.
+        fp, m, among, reading: as for :func:`elsi`.
 
     Raises:
         ElsiError: more than :data:`EXHAUSTIVE_LIMIT` sets.
     """
     _at_least_one("keep", keep)
-    sets, entropies = all_set_entropies(fp, m, **reading)
+    sets, entropies = all_set_entropies(fp, m, among, **reading)
     order = torch.sort(entropies, descending=not lowest, stable=True).indices[:keep].tolist()
     best = tuple((tuple(sets[i].tolist()), float(entropies[i])) for i in order)
     name = "lowest" if lowest else "exhaustive"
-    return Selection(*best[0], name, (best,), {"m": m, **_reading(reading)})
+    return Selection(*best[0], name, (best,), {"m": m, "among": among and list(among), **_reading(reading)})
 
 
-def all_set_entropies(fp: Fingerprint | Tensor, m: int, **reading: Any) -> tuple[Tensor, Tensor]:
-    """Entropy of every set of m layers.
+def all_set_entropies(
+    fp: Fingerprint | Tensor, m: int, among: Sequence[int] | None = None, **reading: Any
+) -> tuple[Tensor, Tensor]:
+    """Entropy of every set of m layers, or of m layers among those given.
 
     Returns:
         (C, m) int64 sets in lexicographic order and (C,) float64 entropies in nats, C = binomial(N, m).
     """
     grams, alpha = _prepared(fp, reading)
-    n = len(grams)
+    allowed = _allowed(fp, among)
+    n = len(allowed)
     _check_size(m, n)
     count = math.comb(n, m)
     if count > EXHAUSTIVE_LIMIT:
         raise ElsiError(f"{count:,} sets of {m} of {n} layers: too many to try one by one; use the method elsi with a wide beam")
-    sets = torch.combinations(torch.arange(n), m)
+    sets = torch.combinations(torch.tensor(allowed), m)
     parts = []
     for chunk in sets.split(2048):
         K = grams[chunk[:, 0]].clone()
@@ -304,23 +320,27 @@ def stability(fp: Fingerprint, method: str, m: int, **options: Any) -> Stability
     )
 
 
-def _beam(method, fp, m, k_beam, after_midpoint, propose, settings, reading) -> Selection:
+def _beam(method, fp, m, k_beam, after_midpoint, allowed, propose, settings, reading) -> Selection:
     """Steps S1 to S5 of both algorithms; ``propose`` names the layers by which a set is extended."""
     reading = _reading(reading)
     grams, alpha = _prepared(fp, reading)
     n = len(grams)
-    _check_size(m, n)
+    _check_size(m, len(allowed))
     _at_least_one("k_beam", k_beam)
     if after_midpoint not in ("singletons", "seeds", "never"):
         raise ElsiError(f"after_midpoint = {after_midpoint!r}: one of singletons, seeds, never")
     late = after_midpoint == "seeds" or (after_midpoint == "singletons" and m == 1)
-    frontier = [_prune(grams, alpha, [(j,) for j in range(n // 2 if late else 0, n)], k_beam)]
+    seeds = [(j,) for j in allowed if not late or j >= n // 2]
+    if not seeds:
+        raise ElsiError(f"none of the layers {allowed} lies after the midpoint of {n}: allow later ones, or after_midpoint='never'")
+    frontier = [_prune(grams, alpha, seeds, k_beam)]
     while len(frontier) < m:
         extended = {tuple(sorted((*layers, r))) for layers, _ in frontier[-1] for r in propose(layers, grams, alpha)}
         if not extended:
             raise ElsiError(f"no set of {len(frontier) + 1} of {n} layers can be reached: raise k_pool or lower m = {m}")
         frontier.append(_prune(grams, alpha, sorted(extended), k_beam))
-    parameters = {"m": m, "k_beam": k_beam, **settings, "after_midpoint": after_midpoint, **reading}
+    among = None if len(allowed) == n else list(allowed)
+    parameters = {"m": m, "k_beam": k_beam, **settings, "after_midpoint": after_midpoint, "among": among, **reading}
     return Selection(*frontier[-1][0], method, tuple(frontier), parameters)
 
 
@@ -337,6 +357,12 @@ def _grams(fp: Fingerprint | Tensor) -> Tensor:
     if grams.ndim != 3 or grams.shape[-1] != grams.shape[-2]:
         raise ElsiError(f"Gram matrices of shape {tuple(grams.shape)}: (N, B, B) is expected")
     return grams
+
+
+def _allowed(fp: Fingerprint | Tensor, among: Sequence[int] | None) -> tuple[int, ...]:
+    """The layers that may be chosen, increasing."""
+    n = len(_grams(fp))
+    return tuple(range(n)) if among is None else check_layers(among, n)
 
 
 def _reading(given: dict[str, Any]) -> dict[str, Any]:
