@@ -347,10 +347,10 @@ def _is_current(path: Path, settings: Settings, reading: str, dtype: str) -> boo
 def _fingerprint_of(settings: Settings) -> tuple[Path, Fingerprint, str]:
     """The fingerprint of a target: an earlier or a committed one, else made now and kept with the results."""
     from elsi_lib.pipeline import fingerprint_status, run_calibration
-    from elsi_lib.settings import differences, find_fingerprint
+    from elsi_lib.settings import find_fingerprint
 
     found = find_fingerprint(settings)
-    if found and not differences(found[1], settings):
+    if found:
         _note(f"using {found[0]}")
         return *found, fingerprint_status(*found)
     path = settings.output / "fingerprint.safetensors"

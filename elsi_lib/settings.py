@@ -151,7 +151,7 @@ def find_fingerprint(settings: Settings) -> tuple[Path, Fingerprint] | None:
         path = folder / settings.run_name / "fingerprint.safetensors"
         if path.is_file():
             fingerprint = Fingerprint.load(path)
-            if _calibration_of(fingerprint) == settings.calibration():
+            if not differences(fingerprint, settings):
                 return path, fingerprint
     return None
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from elsi_lib.assets import ASSETS
 from elsi_lib.calibration import Calibration
 from elsi_lib.fingerprint import Fingerprint
 
@@ -21,10 +22,11 @@ def fingerprint(
 ) -> Fingerprint:
     """States that drift along depth, with a first position of large norm in the later half (an attention sink)."""
     generator = torch.Generator().manual_seed(seed)
-    about = {"source": source, "asked": prompts, "max_tokens": 256, **prompts_about}
+    origin = {"source": source, "source_sha256": ASSETS[source].sha256 if source in ASSETS else None}
+    about = {**origin, "asked": prompts, "max_tokens": 256, **prompts_about}
     run = Calibration(
         None, 0.30, block, "position", seed, bootstrap, spectra, window=32, about_prompts=about,
-        shape=(layers, hidden), about_target={"name": name, "revision": "0" * 40, "dtype": "float32"},
+        shape=(layers, hidden), about_target={"name": name, "source": name, "revision": "0" * 40, "dtype": "float32"},
     )  # fmt: skip
     for index in range(prompts):
         steps = torch.randn(layers, length, hidden, generator=generator)
