@@ -256,15 +256,15 @@ class Calibration:
         empty = 0
         if self.replicates is not None:
             self._flush()
-            usable = self.replicate_blocks > 0  # with very few prompts a replicate can draw none of them
-            empty = int((~usable).sum())
-            if usable.any():
-                shape = self.averages[0].total.shape
-                replicates = torch.stack([
-                    (mean := total.to(torch.float64).view(shape) / count) @ mean.mT
-                    for total, count in zip(self.replicates[usable], self.replicate_blocks[usable], strict=True)
-                ])
-                tensors |= pack_bootstrap(grams[0], replicates)
+            shape = self.averages[0].total.shape
+            replicates = [
+                (mean := total.to(torch.float64).view(shape) / blocks) @ mean.mT
+                for total, blocks in zip(self.replicates, self.replicate_blocks, strict=True)
+                if blocks > 0
+            ]
+            empty = len(self.replicates) - len(replicates)  # with very few prompts a replicate can draw none of them
+            if replicates:
+                tensors |= pack_bootstrap(grams[0], torch.stack(replicates))
         used = [self.prompts[i] for i in order]
         passport = {
             "target": self.about_target,

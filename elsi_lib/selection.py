@@ -384,7 +384,7 @@ def _is_whole(value: Any) -> bool:
 
 def _check_size(m: int, num_layers: int) -> None:
     if not _is_whole(m) or not 1 <= m <= num_layers:
-        raise ElsiError(f"m = {m} outside 1..{num_layers}: the target has {num_layers} layers")
+        raise ElsiError(f"m = {m} outside 1..{num_layers}: there are {num_layers} layers to choose from")
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:
