@@ -1,0 +1,58 @@
+# `make book` and `make test` are the two commands; `make help` lists the rest.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help book site reproduce test lint bench setup lock clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+# A neighbouring folder `shared` may hold targets and data that cannot be downloaded; every file is verified before use.
+ELSI_ASSETS ?= $(abspath $(wildcard ../shared))
+export ELSI_ASSETS
+# Threads that wait without spinning: with several processes at work on few cores, spinning costs several times the work.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+book: setup  ## fetch, calibrate SmolLM2-135M, run the notebooks, render the site; again: only what changed
+	$(BIN)/python workflow/build_book.py book
+
+site: setup  ## render the site from the committed results, computing nothing
+	$(BIN)/python workflow/build_book.py site
+
+reproduce: setup  ## make the committed results again: both targets, notebooks in place, data/results
+	$(BIN)/python workflow/build_book.py reproduce
+
+test: setup lint  ## ruff, pytest, and nbval: the notebooks' committed outputs against a fresh run
+	$(BIN)/python -m pytest
+	$(if $(NOTEBOOKS),ELSI_RESULTS=$(CURDIR)/_build/nbval $(BIN)/python -m pytest --nbval --nbval-current-env $(NOTEBOOKS))
+
+lint: setup  ## ruff
+	$(BIN)/ruff check
+
+bench: setup  ## measure the claims about speed, as ratios within one run
+	$(BIN)/python bench/bench.py
+
+setup: $(VENV)/.package  ## .venv with exactly what requirements.lock names; redone only when it changes
+
+lock:  ## renew requirements.lock: newest releases that pyproject.toml allows, tried in an environment of their own
+	workflow/find_python -m venv --clear _build/lock
+	_build/lock/bin/python -m pip install --quiet setuptools --editable '.[book,test]'
+	_build/lock/bin/python workflow/write_lock.py > _build/requirements.lock
+	mv _build/requirements.lock requirements.lock
+
+clean:  ## remove what was built; .venv and the download cache stay
+	rm -rf _build
+
+# The environment is made anew when the lock changes, so that nothing the lock no longer names is left in it. Python
+# compiles what it imports; compiling all 190 packages here would take longer than unpacking them.
+$(VENV)/.lock: requirements.lock
+	workflow/find_python -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --requirement requirements.lock
+	touch $@
+
+$(VENV)/.package: $(VENV)/.lock pyproject.toml
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	touch $@

@@ -1,0 +1,83 @@
+"""The book's sources hold together, and the site renders without a warning, which dead links and unknown names are."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
+ENTRIES = [TOC["root"], *(chapter["file"] for part in TOC["parts"] for chapter in part["chapters"])]
+NOTEBOOKS = sorted(f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.ipynb"))
+PAGES = sorted(f"book/{path.stem}" for path in (ROOT / "book").glob("*.md"))
+
+
+@pytest.fixture
+def workflow(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "workflow")
+
+
+def test_every_page_and_notebook_is_in_the_contents_once():
+    assert sorted(ENTRIES) == sorted([*PAGES, *NOTEBOOKS])
+
+
+def test_every_module_is_in_the_reference():
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "elsi_lib").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    listed = re.findall(r"automodule:: (\S+)", (ROOT / "book" / "api.md").read_text())
+    assert sorted(listed) == sorted(modules)
+
+
+def test_included_parts_are_those_that_are_generated(workflow):
+    from generated_pages import generated_pages
+
+    included = {name for page in PAGES for name in re.findall(r"\{include\} generated/(\S+)", (ROOT / f"{page}.md").read_text())}
+    parts = generated_pages({})  # as where nothing was ever run
+    assert included == set(parts)
+    assert all(text.strip() for text in parts.values())
+    assert "not run here" in parts["artefacts.md"]
+
+
+def test_artefacts_name_their_notebooks(workflow):
+    from generated_pages import NOTEBOOK_OF
+
+    assert {f"notebooks/{name}" for name in NOTEBOOK_OF.values()} == set(NOTEBOOKS)
+
+
+def test_readme_table_names_every_notebook_and_nothing_else():
+    readme = (ROOT / "README.md").read_text()
+    assert sorted(set(re.findall(r"\((notebooks/\w+)\.ipynb\)", readme))) == NOTEBOOKS
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", readme):
+        assert (ROOT / target).exists(), target
+
+
+def test_sync_writes_only_what_changed(workflow, tmp_path):
+    from build_book import sync
+
+    sync(tmp_path, {"a.md": b"one", "deep/b.md": b"two"})
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "a.md",)}
+    os.utime(tmp_path / "a.md", ns=(1, 1))
+    sync(tmp_path, {"a.md": b"one", "c.md": b"three"})
+    assert times and (tmp_path / "a.md").stat().st_mtime_ns == 1
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.md", "c.md"]
+
+
+def test_site_renders_without_a_warning(tmp_path):
+    run = subprocess.run(
+        [sys.executable, ROOT / "workflow" / "build_book.py", "site", "--out", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-6000:]
+    site = tmp_path / "_build" / "html"
+    assert f"The site is at {site / 'index.html'}" in run.stdout
+    for entry in ENTRIES:
+        page = (site / f"{entry}.html").read_text(encoding="utf-8")
+        assert "<h1>" in page
+        # Equations and everything else render without a network.
+        assert not re.search(r'<(?:script|link)[^>]+(?:src|href)="(?:https?:)?//(?!arxiv)[^"]*\.(?:js|css)', page), entry

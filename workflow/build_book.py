@@ -1,0 +1,185 @@
+"""The book: run the notebooks, gather the sources, render the site.
+
+    python workflow/build_book.py book        results of this machine, in _build/results; only what changed is run again
+    python workflow/build_book.py site        the committed results; computes nothing
+    python workflow/build_book.py reproduce   makes the committed results again, in data/results and notebooks
+
+Everything rendered is gathered in ``_build/src`` first: pages as they stand, notebooks with their outputs, and what
+``generated_pages.py`` writes from the results. Files that did not change keep their times, so Sphinx reads only the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "_build"
+SOURCES = BUILD / "src"
+RESULTS = BUILD / "results"
+COMMITTED = ROOT / "data" / "results"
+STAGED = ("_config.yml", "_toc.yml", "elsi_lib/presets.toml")
+FOLDERS = {"book": "book", "book/_static": "_static", "data/paper": "data/paper"}
+# What a page can show; fingerprints are read where they lie.
+SHOWN = {".csv", ".json", ".md", ".png", ".svg"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=("book", "site", "reproduce"))
+    parser.add_argument("--out", type=Path, default=ROOT, help="folder whose _build/html receives the site (default: the project)")
+    arguments = parser.parse_args()
+    results = RESULTS if arguments.what == "book" else COMMITTED
+    os.environ["ELSI_RESULTS"] = str(results)
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel python3 of this environment, not one of the user's
+
+    from elsi_lib.settings import Settings
+
+    run = Settings()
+    if arguments.what == "reproduce":
+        for target in (run.target, run.beside):
+            calibrate(target, results / run.for_target(target).run_name)
+        for notebook in notebooks():
+            execute(notebook, notebook)
+        return
+    if arguments.what == "book":
+        calibrate(run.target, results / run.run_name)
+        for notebook in notebooks():
+            execute_if_changed(notebook, BUILD / "notebooks" / notebook.name)
+    stage(BUILD / "notebooks" if arguments.what == "book" else ROOT / "notebooks", arguments.out / "_build" / "src")
+    render(arguments.out)
+
+
+def notebooks() -> list[Path]:
+    return sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def calibrate(target: str, folder: Path) -> None:
+    """The fingerprint of a target, unless it is there and current."""
+    elsi = Path(sys.executable).with_name("elsi")
+    command = [elsi, "calibrate", target, "-o", folder / "fingerprint.safetensors"]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit(f"build_book: {target} could not be calibrated, see above")
+
+
+def execute(source: Path, output: Path) -> None:
+    """Run a notebook through papermill; ``output`` is written only when all of it ran."""
+    import nbformat
+    from papermill import PapermillExecutionError, execute_notebook
+
+    started = time.perf_counter()
+    part = output.with_name(f".{output.stem}.running.ipynb")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # The kernel's own log would say only that it talks over TCP; what fails in a cell is raised here.
+        quiet = ["--IPKernelApp.log_level=50"]
+        execute_notebook(source, part, kernel_name="python3", progress_bar=False, cwd=source.parent, extra_arguments=quiet)
+        book = nbformat.read(part, as_version=4)
+        # Times and paths of this run belong into the results' passports, not into a committed notebook.
+        book.metadata.pop("papermill", None)
+        for cell in book.cells:
+            for key in ("papermill", "execution"):
+                cell.metadata.pop(key, None)
+        nbformat.write(book, part)
+        part.replace(output)
+    except PapermillExecutionError as error:
+        sys.exit(f"build_book: {source.name} failed in cell {error.exec_count}: {error.ename}: {error.evalue}")
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"{source.name}: run in {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def execute_if_changed(source: Path, output: Path) -> None:
+    """Run a notebook unless its source, the library and its inputs are those of the last run."""
+    # Beside the results: whoever removes these has the notebook run again.
+    stamp = RESULTS / ".stamps" / source.stem
+    inputs = _inputs_hash(source)
+    if output.is_file() and stamp.is_file() and stamp.read_text() == inputs:
+        print(f"{source.name}: nothing changed", flush=True)
+        return
+    execute(source, output)
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(inputs)
+
+
+def _inputs_hash(notebook: Path) -> str:
+    """Hash of what a notebook's outputs follow from: its cells, the library, the lock, reported values and fingerprints."""
+    import nbformat
+
+    digest = hashlib.sha256()
+    for cell in nbformat.read(notebook, as_version=4).cells:
+        digest.update(f"{cell.cell_type}\0{cell.source}\0".encode())
+    library = (path for path in (ROOT / "elsi_lib").rglob("*") if path.suffix in (".py", ".toml"))
+    fingerprints = (path for folder in (COMMITTED, RESULTS) for path in folder.rglob("fingerprint.safetensors"))
+    for path in sorted([*library, *fingerprints, *(ROOT / "data" / "paper").iterdir(), ROOT / "requirements.lock"]):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def stage(executed: Path, sources: Path = SOURCES) -> None:
+    """Make ``sources`` hold exactly what the site is rendered from."""
+    from generated_pages import generated_pages
+
+    wanted: dict[str, bytes] = {}
+    for name in STAGED:
+        wanted[name] = (ROOT / name).read_bytes()
+    for folder, to in FOLDERS.items():
+        for path, name in _files(ROOT / folder):
+            if folder != "book" or not name.startswith("_static/"):
+                wanted[f"{to}/{name}"] = path.read_bytes()
+    for path in sorted(executed.glob("[!.]*.ipynb")):
+        wanted[f"notebooks/{path.name}"] = path.read_bytes()
+    origin: dict[str, Path] = {}
+    for results in dict.fromkeys((COMMITTED, Path(os.environ["ELSI_RESULTS"]))):  # later ones lie over earlier ones
+        for path, name in _files(results):
+            if path.suffix in SHOWN:
+                origin[name] = path
+                wanted[f"data/results/{name}"] = path.read_bytes()
+    for name, text in generated_pages(origin).items():
+        wanted[f"book/generated/{name}"] = text.encode()
+    sync(sources, wanted)
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Files below a folder and their names relative to it, hidden ones and caches left out."""
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts):
+            yield path, "/".join(parts)
+
+
+def sync(folder: Path, wanted: dict[str, bytes]) -> None:
+    """Write what is new or differs and remove what is not wanted; the rest keeps its time."""
+    for name, content in wanted.items():
+        path = folder / name
+        if not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_file() and path.relative_to(folder).as_posix() not in wanted and "__pycache__" not in path.parts:
+            path.unlink()
+        elif path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def render(out: Path) -> None:
+    """Render ``_build/src`` to ``_build/html``; a warning, a dead link among them, is an error."""
+    book = Path(sys.executable).with_name("jupyter-book")
+    if shutil.which(book) is None:
+        sys.exit(f"build_book: jupyter-book is not in the environment of {sys.executable}: run this through make")
+    command = [book, "build", out / "_build" / "src", "--path-output", out, "-W", "-n", "--keep-going", "-q"]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit("build_book: the site has warnings, see above")
+    print(f"The site is at {out / '_build' / 'html' / 'index.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""Pages and parts of pages that are written from results and code when the book is gathered, so that no number is typed by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from elsi_lib.errors import ElsiError
+from elsi_lib.layers import CONVENTIONS, engine_ids
+from elsi_lib.report.artefacts import status
+from elsi_lib.report.tables import reported, reported_variance_changes
+from elsi_lib.selection import layer_rule
+from elsi_lib.settings import Settings
+
+NOTEBOOK_OF = {
+    "figure1": "01_wave",
+    "figure2": "01_wave",
+    "figure3": "02_pairs",
+    "figure4": "03_filter",
+    "figure5": "04_compartments",
+    "figure6": "04_compartments",
+    "figure7": "05_selection",
+    "table1": "05_selection",
+}
+NOT_HERE = "*Not run here: `make book` computes it.*"
+COMMANDS = ("targets", "fetch", "calibrate", "merge", "select", "show")
+
+Origin = Mapping[str, Path]  # name below data/results -> where the file lies
+
+
+def generated_pages(origin: Origin) -> dict[str, str]:
+    """File name below book/generated -> text. Each is whole even where a result is missing, and then says so."""
+    pages: dict[str, Callable[[Origin], str]] = {
+        "answer.md": answer,
+        "figure2.md": lambda given: figure("figure2", given),
+        "table1.md": table1,
+        "compared.md": compared,
+        "variance.md": variance,
+        "reported.md": lambda _: reported_values(),
+        "artefacts.md": artefacts,
+        "runs.md": runs,
+        "layer_ids.md": lambda _: conventions(),
+        "rule_ids.md": lambda _: rule_ids(),
+        "cli.md": lambda _: command_line(),
+    }
+    return {name: write(origin).rstrip("\n") + "\n" for name, write in pages.items()}
+
+
+# Results
+
+
+def answer(origin: Origin) -> str:
+    """What table 1 of the default run says, in a few lines."""
+    table = _csv("table1.csv", origin)
+    if table is None:
+        return NOT_HERE
+    lines = []
+    for target, of in table[table["origin"] == "measured"].groupby("target", sort=False):
+        row = {record["method"]: record for record in of.to_dict("records")}
+        best, printed, chosen = row["exhaustive m=3"], row.get("EAGLE3 as printed"), row["ELSI m=3"]
+        text = f"- **{target}**: ELSI takes {_braces(chosen['layers'])}, matrix entropy {chosen['entropy']:.3f} nats, "
+        if chosen["rank"] == 1:
+            text += f"the best of all {int(chosen['sets']):,} sets of three."
+        else:
+            text += f"place {int(chosen['rank']):,} of {int(chosen['sets']):,} sets of three; the best is {_braces(best['layers'])} "
+            text += f"with {best['entropy']:.3f}."
+        if printed is not None:
+            text += f" EAGLE-3's rule, {_braces(printed['layers'])}, has {printed['entropy']:.3f} and place {int(printed['rank']):,}."
+        if pd.notna(chosen["stability"]):
+            share = f"{100 * chosen['stability']:.0f} %"
+            text += f" Over {int(chosen['replicates'])} redraws of the prompts ELSI takes the same set in {share}."
+        lines.append(text)
+    return "\n".join(lines)
+
+
+def figure(name: str, origin: Origin) -> str:
+    """A figure of the default run with its caption, its alternative text and its status."""
+    passport = _passport(name, origin)
+    if passport is None:
+        return NOT_HERE
+    place = f"data/results/{Settings().run_name}/{name}"
+    state = status(origin[_of_default(f"{name}.json")]).capitalize()
+    caption = f"**{name[:-1].capitalize()} {name[-1]}.** {passport['caption']} *{state}.*"
+    alt = " ".join(passport["alt"].split())
+    return f"```{{figure}} /{place}.svg\n:alt: {alt}\n:width: 100%\n\n{caption}\n```"
+
+
+def table1(origin: Origin) -> str:
+    path = origin.get(_of_default("table1.md"))
+    return path.read_text(encoding="utf-8") if path else NOT_HERE
+
+
+def compared(origin: Origin) -> str:
+    """Reported values of the paper's targets beside measured ones of ours, quantity by quantity."""
+    measured = _measured(origin)
+    if not measured:
+        return NOT_HERE
+    values = reported()
+    paper = list(dict.fromkeys(values["target"]))
+    ours = list(dict.fromkeys(target for of in measured.values() for target in of))
+    heads = ["quantity", *(f"{target}, reported" for target in paper), *(f"{target}, measured" for target in ours)]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for quantity, of in measured.items():
+        cells = [_reported_cell(values, target, quantity) for target in paper]
+        cells += [of.get(target, "") for target in ours]
+        lines.append(f"| {_title(quantity)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _measured(origin: Origin) -> dict[str, dict[str, str]]:
+    """Quantity, named as in data/paper/reported.csv -> target -> our value as text."""
+    found: dict[str, dict[str, str]] = {}
+    if (wave := _csv("figure2.csv", origin)) is not None:
+        whole = wave[wave["first_position"] == "kept"]
+        peaks = whole.loc[whole.groupby("target", sort=False)["entropy"].idxmax()]
+        found["layer of the peak"] = {row.target: f"{row.layer} of 0–{_last(whole, row.target)}" for row in peaks.itertuples()}
+    if (passport := _passport("figure5", origin)) is not None:
+        found["compartments"] = {
+            entry["target"]: ", ".join(f"{a}–{b}" for a, b in entry["compartments"])
+            for entry in passport["results"]
+            if not entry["debiased"]
+        }
+    if (table := _csv("table1.csv", origin)) is not None:
+        names = {
+            "EAGLE3": "EAGLE3 as printed",
+            "ELSI m=1": "ELSI m=1",
+            "ELSI m=3": "ELSI m=3",
+            "negative control": "lowest entropy m=3",
+        }
+        of = table[table["origin"] == "measured"]
+        for name, method in names.items():
+            rows = of[of["method"] == method]
+            found[f"{name} layers"] = {row.target: _braces(row.layers) for row in rows.itertuples()}
+            found[f"{name} S_1"] = {row.target: f"{row.entropy:.3f}" for row in rows.itertuples()}
+    return found
+
+
+def variance(origin: Origin) -> str:
+    """Change of the variance between prompts by thirds of depth: reported, and ours in every reading, with its control."""
+    data, passport = _csv("figure4.csv", origin), _passport("figure4", origin)
+    if data is None or passport is None:
+        return NOT_HERE
+    thirds = ("early", "middle", "late")
+    lines = ["| | positions | first position | early | middle | late |", "|---|---|---|--:|--:|--:|"]
+    changes = " | ".join(f"{value:+.1f} %" for value in reported_variance_changes().values())
+    lines.append(f"| Qwen3-4B, reported | kept by the filter | not stated | {changes} |")
+    rows = data[data["quantity"] == "change"]
+    for (reading, first, positions), of in rows.groupby(["reading", "first_position", "positions"], sort=False):
+        row = of.set_index("depth")
+        cells = [f"{_percent(row.value[t])} % [{_percent(row.low[t])}, {_percent(row.high[t])}]" for t in thirds if t in row.index]
+        chosen = "kept by the filter" if positions == "kept" else "as many at random"
+        target = passport["inputs"][0]["target"]
+        lines.append(f"| {target}, measured, {reading} | {chosen} | {first} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def reported_values() -> str:
+    """Everything known of the paper's numbers, as a table."""
+    lines = ["| target | artefact | quantity | value | unit | note |", "|---|---|---|---|---|---|"]
+    for row in reported().itertuples():
+        value = f"{row.value} to {row.value_to}" if row.value_to else row.value
+        lines.append(f"| {row.target} | {row.artefact} | {row.quantity} | {value} | {row.unit} | {row.note} |")
+    return "\n".join(lines)
+
+
+def artefacts(origin: Origin) -> str:
+    """Status, time and machine of every artefact of the default run."""
+    lines = ["| artefact | targets | status | code | seconds | hardware |", "|---|---|---|---|--:|---|"]
+    for name, notebook in NOTEBOOK_OF.items():
+        passport = _passport(name, origin)
+        made = f"[{name[:-1]} {name[-1]}](/notebooks/{notebook}.ipynb)"
+        if passport is None:
+            lines.append(f"| {made} | | not run here | | | |")
+            continue
+        targets = ", ".join(entry["target"] for entry in passport["inputs"] if entry)
+        seconds = "" if passport["seconds"] is None else f"{passport['seconds']:.1f}"
+        state = status(origin[_of_default(f"{name}.json")])
+        lines.append(f"| {made} | {targets} | {state} | `{passport['code']['method'][:8]}` | {seconds} | {_hardware(passport)} |")
+    lines += [f"| {name} | | not built yet | | | |" for name in ("table 2", "table 3")]
+    return "\n".join(lines)
+
+
+def runs(origin: Origin) -> str:
+    """Calibrations behind the artefacts, as the passports of the fingerprints tell."""
+    from elsi_lib.fingerprint import Fingerprint
+    from elsi_lib.settings import is_current
+
+    folders = sorted({path.parent for path in origin.values() if (path.parent / "fingerprint.safetensors").is_file()})
+    # A target that runs only beside another has a fingerprint and no artefact of its own.
+    roots = {folder.parent for folder in folders}
+    paths = sorted({path for root in roots for path in root.glob("*/fingerprint.safetensors")}, key=lambda path: path.parent.name)
+    if not paths:
+        return NOT_HERE
+    lines = [
+        "| target | layers | prompts used | tokens | blocks | dtype | code | current | seconds | hardware |",
+        "|---|--:|--:|--:|--:|---|---|---|--:|---|",
+    ]
+    for path in paths:
+        fp = Fingerprint.load(path)
+        about, prompts = fp.passport, fp.passport["prompts"]
+        blocks = next(iter(prompts["blocks"].values()))
+        cells = (
+            fp.target,
+            fp.num_layers,
+            prompts["used"],
+            f"{prompts['tokens']:,}",
+            f"{blocks:,}",
+            about["target"].get("dtype", ""),
+            f"`{about['code']['method'][:8]}`",
+            "yes" if is_current(fp) else "no: stale",
+            "" if about["seconds"] is None else f"{about['seconds']:.0f}",
+            _hardware(about),
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+# Code
+
+
+def conventions() -> str:
+    """How every system names layer j, from :data:`elsi_lib.layers.CONVENTIONS`."""
+    lines = ["| system | id of layer *j* | names the last block | what its code does |", "|---|---|---|---|"]
+    for name, rule in CONVENTIONS.items():
+        own = "*j*" if rule.offset == 0 else f"*j* + {rule.offset}"
+        note = f"{rule.note}. Last block: {rule.last}" if rule.last else rule.note
+        lines.append(f"| {name} | {own} | {'no' if rule.last else 'yes'} | {note} |")
+    return "\n".join(lines)
+
+
+def rule_ids(layers: int = 36) -> str:
+    """EAGLE-3's rule, printed and as run, in every convention that can name it."""
+    rules = {name: layer_rule(name, layers) for name in ("eagle3", "eagle3-code")}
+    lines = ["| system | " + " | ".join(f"{_set(given)} here" for given in rules.values()) + " |", "|---|---|---|"]
+    named = {name: engine_ids(given, layers) for name, given in rules.items()}
+    for system in CONVENTIONS:
+        cells = [_set(ids[system]) if not isinstance(ids[system], str) else "cannot name it" for ids in named.values()]
+        lines.append(f"| {system} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def command_line() -> str:
+    """Help of every command, as it prints it."""
+    elsi = Path(sys.executable).with_name("elsi")
+    parts = []
+    for name in COMMANDS:
+        shown = subprocess.run([elsi, name, "--help"], capture_output=True, text=True, check=False, env=_plain_terminal())
+        if shown.returncode:
+            raise ElsiError(f"elsi {name} --help failed: {shown.stderr.strip()}")
+        parts.append(f"## `elsi {name}`\n\n```text\n{shown.stdout.strip()}\n```")
+    return "\n\n".join(parts)
+
+
+def _plain_terminal() -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+# Parts
+
+
+def _of_default(name: str) -> str:
+    return f"{Settings().run_name}/{name}"
+
+
+def _csv(name: str, origin: Origin) -> pd.DataFrame | None:
+    path = origin.get(_of_default(name))
+    return pd.read_csv(path, dtype={"layers": str, "depth": str}) if path else None
+
+
+def _passport(name: str, origin: Origin) -> dict[str, Any] | None:
+    path = origin.get(_of_default(f"{name}.json"))
+    return json.loads(path.read_text(encoding="utf-8")) if path else None
+
+
+def _reported_cell(values: pd.DataFrame, target: str, quantity: str) -> str:
+    rows = values[(values["target"] == target) & (values["quantity"] == quantity)]
+    if rows.empty:
+        return "not known"
+    row = rows.iloc[0]
+    if quantity.endswith("layers"):
+        return _braces(row["value"])
+    unit = " %" if row["unit"] == "%" else ""
+    note = " (about)" if "near" in row["note"] else ""
+    if quantity == "compartments":
+        return row["value"].replace(" ", ", ").replace("-", "–")
+    return f"{row['value']}{unit}{note}"
+
+
+def _percent(change: float) -> str:
+    return f"{change:+,.0f}" if abs(change) >= 1000 else f"{change:+.1f}"
+
+
+def _title(quantity: str) -> str:
+    return quantity.replace("S_1", "$S_1$")
+
+
+def _braces(layers: str) -> str:
+    return _set(layers.split())
+
+
+def _set(layers: Any) -> str:
+    return "{" + ", ".join(map(str, layers)) + "}"
+
+
+def _last(wave: pd.DataFrame, target: str) -> int:
+    return int(wave.loc[wave["target"] == target, "layer"].max())
+
+
+def _hardware(passport: dict[str, Any]) -> str:
+    hardware = passport["environment"]["hardware"]
+    return ", ".join([*hardware.get("accelerators", []), hardware["processor"], f"{hardware['cores']} cores"])
