@@ -11,6 +11,7 @@ from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.progress import track
 from elsi_lib.prompts import Prompt, find_source, load_prompts
+from elsi_lib.provenance import environment
 from elsi_lib.settings import Settings, find_fingerprint, is_current, results_root
 from elsi_lib.targets import Target, load_target
 
@@ -19,8 +20,8 @@ def obtain_fingerprint(settings: Settings) -> tuple[Fingerprint, str]:
     """This run's fingerprint and how it was come by.
 
     Returns:
-        The fingerprint and ``"measured"`` (made in this results folder by the code as it stands), ``"cached"`` (committed with the
-        project) or ``"stale"`` (the method's code has changed since).
+        The fingerprint and ``"measured"`` (in this run's results folder, made on a machine like this one by the code as it stands),
+        ``"cached"`` (made elsewhere, and still current) or ``"stale"`` (the method's code has changed since).
     """
     found = find_fingerprint(settings)
     if found is None:
@@ -35,7 +36,8 @@ def fingerprint_status(path: Path, fingerprint: Fingerprint) -> str:
     """``"measured"``, ``"cached"`` or ``"stale"``, see :func:`obtain_fingerprint`."""
     if not is_current(fingerprint):
         return "stale"
-    return "measured" if path.is_relative_to(results_root()) else "cached"
+    here = path.resolve().is_relative_to(results_root().resolve()) and fingerprint.passport["environment"] == environment()
+    return "measured" if here else "cached"
 
 
 def run_calibration(settings: Settings, target: Target | None = None, **options: Any) -> Fingerprint:

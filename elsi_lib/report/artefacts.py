@@ -30,6 +30,7 @@ from elsi_lib.settings import Settings, find_fingerprint, is_current, results_ro
 STATUSES = ("measured", "cached", "stale", "not run here")
 FORMAT = "elsi-artefact-1"
 SCREEN_DPI = 192  # twice the 96 pixels that browsers give an inch
+_QUANTISE_ABOVE = 150_000  # bytes: charts of many lines need no more than 256 colours; the gradients of heat maps stay whole
 _WHERE = ("environment", "seconds")  # what differs when another machine, or the same one later, makes the same result
 
 
@@ -278,9 +279,8 @@ def _render(fig: Figure, kind: str) -> bytes:
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     with mpl.rc_context({"svg.hashsalt": "elsi", "svg.fonttype": "path", "savefig.bbox": None}):
         fig.savefig(buffer, format=kind, dpi=SCREEN_DPI, metadata=metadata, facecolor="white")
-    if kind == "svg":
+    if kind == "svg" or buffer.tell() < _QUANTISE_ABOVE:
         return buffer.getvalue()
-    # 256 colours are more than a figure has to the eye, and a third of the bytes.
     small = io.BytesIO()
     Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     return small.getvalue()
