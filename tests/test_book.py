@@ -35,6 +35,13 @@ def test_every_module_is_in_the_reference():
     assert sorted(listed) == sorted(modules)
 
 
+def test_the_readme_says_what_the_committed_results_say(workflow):
+    from build_book import with_answer
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert with_answer(readme) == readme and "nats" in readme.partition("<!-- answer -->")[2].partition("<!-- /answer -->")[0]
+
+
 def test_included_parts_are_those_that_are_generated(workflow):
     from generated_pages import generated_pages
 

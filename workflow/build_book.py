@@ -48,6 +48,7 @@ def main() -> None:
             calibrate(target, results / run.for_target(target).run_name)
         for notebook in notebooks():
             execute(notebook, notebook)
+        (ROOT / "README.md").write_text(with_answer((ROOT / "README.md").read_text(encoding="utf-8")), encoding="utf-8")
         return
     if arguments.what == "book":
         calibrate(run.target, results / run.run_name)
@@ -154,6 +155,16 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
         parts = path.relative_to(folder).parts
         if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts):
             yield path, "/".join(parts)
+
+
+def with_answer(readme: str) -> str:
+    """The README with what the committed results say between its two markers."""
+    from generated_pages import answer
+
+    before, begin, rest = readme.partition("<!-- answer -->\n")
+    _, end, after = rest.partition("<!-- /answer -->\n")
+    text = answer({name: path for path, name in _files(COMMITTED)})
+    return f"{before}{begin}{text}\n{end}{after}"
 
 
 def sync(folder: Path, wanted: dict[str, bytes]) -> None:

@@ -77,7 +77,23 @@ def answer(origin: Origin) -> str:
             share = f"{100 * chosen['stability']:.0f} %"
             text += f" Over {int(chosen['replicates'])} redraws of the prompts ELSI takes the same set in {share}."
         lines.append(text)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_sink(origin)])
+
+
+def _sink(origin: Origin) -> list[str]:
+    """How much of each target's wave is left without the first position of a prompt, from figure 2."""
+    passport = _passport("figure2", origin)
+    names = {"figure2": 0, "figure2_beside": 1}
+    lines = []
+    for name, place in names.items():
+        share = passport and passport["results"].get(f"{name}_rise_share_without_first")
+        if share is not None:
+            rise, left = (passport["results"][f"{name}_{what}"] for what in ("rise", "rise_without_first"))
+            lines.append(
+                f"- **{passport['inputs'][place]['target']}**: entropy rises by {rise:.3f} nats to its late peak; without the first "
+                f"position of each prompt, where the attention sink sits, {left:.3f} nats of rise are left ({100 * share:.0f} %)."
+            )
+    return lines
 
 
 def figure(name: str, origin: Origin) -> str:
@@ -123,7 +139,7 @@ def _measured(origin: Origin) -> dict[str, dict[str, str]]:
         found["layer of the peak"] = {row.target: f"{row.layer} of 0–{_last(whole, row.target)}" for row in peaks.itertuples()}
     if (passport := _passport("figure5", origin)) is not None:
         found["compartments"] = {
-            entry["target"]: ", ".join(f"{a}–{b}" for a, b in entry["compartments"])
+            entry["target"]: ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in entry["compartments"])
             for entry in passport["results"]
             if not entry["debiased"]
         }
