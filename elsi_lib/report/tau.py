@@ -7,18 +7,16 @@ Two forms of data, both pandas frames:
 * **totals** (:func:`question_totals`), one row per question and setting, both turns together: ``question_id, category, method,
   nodes, temperature, seed, turns, tokens, steps``; turns counts those with a step. An empty answer is a row with steps = tokens = 0.
 
-A setting is (method, nodes, temperature). The question is the unit: its turns and its seeds are added up and never parted, for the
-steps of one answer are alike (intervals over steps as if independent are several times too narrow). Empty answers have no tau:
-they are counted in a column of their own and enter no average and no draw. A method without a tree (prompt lookup) is given under
-each ``nodes`` it is compared at.
+A setting is (method, nodes, temperature). The question is the unit: its turns and seeds are added up and never parted, for steps
+of one answer are alike (intervals over steps as if independent are several times too narrow). Empty answers have no tau: they are
+counted, and enter no average and no draw. A method without a tree (prompt lookup) is given under each ``nodes`` it is compared at.
 
 Three averages, which may disagree even in the sign of a difference (vllm#42508): ``pooled`` = sum of tokens / sum of steps, as
-Spec-Bench and EAGLE report it; ``questions`` = mean over questions of their tau; ``categories`` = mean over categories of their pooled tau.
-
+Spec-Bench reports it; ``questions`` = mean over questions of their tau; ``categories`` = mean over categories of their pooled tau.
 Groups: ``overall``, ``mt-bench`` (the eight two-turn categories of Spec-Bench together), and each category.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -27,9 +25,8 @@ from scipy.stats import norm
 
 from elsi_lib.errors import ElsiError
 
-SINGLE_TURN = ("translation", "summarization", "qa", "math_reasoning", "rag")
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-CATEGORIES = (*SINGLE_TURN, *MT_BENCH)  # of Spec-Bench
+CATEGORIES = ("translation", "summarization", "qa", "math_reasoning", "rag", *MT_BENCH)  # of Spec-Bench
 AVERAGES = ("pooled", "questions", "categories")
 SETTING = ["method", "nodes", "temperature"]
 STEP_COLUMNS = ["question_id", "category", "turn", *SETTING, "seed", "tokens"]
@@ -55,9 +52,8 @@ def question_totals(steps: pd.DataFrame, questions: pd.DataFrame | None = None) 
     totals = data.groupby(keys, observed=True).agg(turns=("turn", "nunique"), tokens=("tokens", "sum"), steps=("tokens", "size"))
     if questions is not None:
         asked = _checked(questions, ["question_id", "category"], "questions").drop_duplicates()
-        strange = totals.reset_index().merge(asked, how="left", indicator=True).query("_merge == 'left_only'")
-        if len(strange):
-            raise ElsiError(f"steps of question {strange.iloc[0]['question_id']}, which is not among the questions asked")
+        for question, category in pd.MultiIndex.from_frame(data[asked.columns]).difference(pd.MultiIndex.from_frame(asked)):
+            raise ElsiError(f"steps of question {question}, {category}: not among the {len(asked)} questions asked")
         every = totals.reset_index()[[*SETTING, "seed"]].drop_duplicates().merge(asked, how="cross")
         totals = totals.reindex(pd.MultiIndex.from_frame(every[keys]), fill_value=0).sort_index()
     return totals.reset_index()[TOTAL_COLUMNS]
@@ -70,47 +66,31 @@ def tau_table(totals: pd.DataFrame, *, resamples: int = 10_000, seed: int = 0, l
     counting n / (n - 1) times (Rao and Wu 1988): n of n would give a variance (n - 1) / n times too small, which matters at ten
     questions. Where a category has a single answered question its spread is unknown: NaN ends, also for groups that hold it.
 
-    Args:
-        totals: see the top of the module.
-        resamples: bootstrap draws; settings of equal questions share them.
-        level: of the intervals.
-
     Returns:
         Columns method, nodes, temperature, group, average, tau, low, high (tokens per step), questions (answered), empty, tokens,
         steps. tau is NaN where every answer of a group is empty.
 
     Raises:
         ElsiError: bad totals (missing columns, NaN, negative or impossible counts, a row twice), a seed that only some questions
-            have, not one answer, ``resamples`` < 1, ``level`` outside (0, 1).
+            have, not one answer, ``resamples`` < 2, ``level`` outside (0, 1).
     """
-    ends = _ends(resamples, level)
-    rows = []
-    for setting, questions in _settings(_checked_totals(totals)):
-        answered = questions[questions["steps"] > 0]
-        if answered.empty:
-            raise ElsiError(f"{_named(setting)}: no question with an answer; tau is undefined")
-        names, sizes, values = _by_category(answered)
+    ends, rows = _ends(resamples, level), []
+    for setting, questions in _settings(_checked_totals(totals)).items():
+        names, sizes, values = _by_category(questions[questions["steps"] > 0], setting)
         own = _group_sums(values, np.ones((1, len(values))), sizes)
-        drawn = _bootstrap_sums(values, sizes, resamples, seed)
+        drawn = _group_sums(values, _bootstrap_weights(sizes, resamples, seed), sizes)
         for group, members in groups(questions["category"]):
             inside = np.isin(names, members)
             taus, draws = _averages(own[:, inside]), _averages(drawn[:, inside])
             of = questions[questions["category"].isin(members)]
-            counts = (int((of["steps"] > 0).sum()), int((of["steps"] == 0).sum()), int(of["tokens"].sum()), int(of["steps"].sum()))
+            empty = int((of["steps"] == 0).sum())
+            counts = (len(of) - empty, empty, int(of["tokens"].sum()), int(of["steps"].sum()))
             for average in AVERAGES:
                 rows.append((*setting, group, average, taus[average][0], *np.quantile(draws[average], ends), *counts))
-    columns = [*SETTING, "group", "average", "tau", "low", "high", "questions", "empty", "tokens", "steps"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=[*SETTING, "group", "average", "tau", "low", "high", "questions", "empty", "tokens", "steps"])
 
 
-def compare(
-    totals: pd.DataFrame,
-    baseline: str,
-    *,
-    resamples: int = 10_000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> pd.DataFrame:
+def compare(totals: pd.DataFrame, baseline: str, *, resamples: int = 10_000, seed: int = 0, level: float = 0.95) -> pd.DataFrame:
     """Every method against ``baseline`` on the same questions, at each nodes and temperature.
 
     Interval: the bootstrap of :func:`tau_table`, the same draw for both methods. Test: labels of the two methods are swapped within
@@ -121,57 +101,46 @@ def compare(
     group and average. Detectable: the true difference found with 80 % power at two-sided 5 %, 2.80 paired standard errors.
 
     Returns:
-        Columns method, baseline, nodes, temperature, group, average, difference, low, high (tokens per step), percent,
-        percent_low, percent_high (of the baseline's average), standard_error, detectable (tokens per step), p, p_holm, exact,
-        questions. NaN as in :func:`tau_table`.
+        Columns method, baseline, nodes, temperature, group, average, difference, low, high (tokens per step), percent, percent_low,
+        percent_high (of the baseline's), standard_error, detectable (tokens per step), p, p_holm, exact, questions; NaN as above.
 
     Raises:
         ElsiError: as :func:`tau_table`; no such baseline, nothing to compare, or a method and the baseline that do not have the
             same settings, questions, seeds, turns and empty answers: the first thing missing is named.
     """
-    ends = _ends(resamples, level)
+    ends, rows = _ends(resamples, level), []
     data = _checked_totals(totals)
     _check_pairs(data, baseline)
-    tables = {setting: questions for setting, questions in _settings(data)}
-    rows = []
-    for nodes, temperature in dict.fromkeys((n, t) for _, n, t in tables):
-        base = tables[baseline, nodes, temperature]
+    tables = _settings(data)
+    for (method, *place), questions in tables.items():
+        if method == baseline:
+            continue
+        base = tables[baseline, *place]
         answered = (base["steps"] > 0).to_numpy()
-        if not answered.any():
-            raise ElsiError(f"{_named((baseline, nodes, temperature))}: no question with an answer; tau is undefined")
-        names, sizes, B = _by_category(base[answered])
-        for method in dict.fromkeys(m for m, n, t in tables if (n, t) == (nodes, temperature) and m != baseline):
-            A = _by_category(tables[method, nodes, temperature][answered])[2]
-            both = np.concatenate([A, B], axis=1)
-            own = _group_sums(both, np.ones((1, len(B))), sizes)
-            drawn = _bootstrap_sums(both, sizes, resamples, seed)
-            swapped = None
-            for group, members in groups(base["category"]):
-                inside = np.isin(names, members)
-                count = sum(sizes[i] for i in np.flatnonzero(inside))
-                exact = count <= _EXACT_UP_TO
-                if exact:
-                    chosen = np.repeat(inside, sizes)
-                    null = _swapped_sums(A[chosen], B[chosen], tuple(np.array(sizes)[inside]), None, seed)
-                else:
-                    swapped = _swapped_sums(A, B, sizes, resamples, seed) if swapped is None else swapped
-                    null = swapped[:, inside]
-                seen, draws, null = (_differences(sums) for sums in (own[:, inside], drawn[:, inside], null))
-                for average in AVERAGES:
-                    (difference,), (percent,) = seen[average]
-                    error = np.std(draws[average][0], ddof=1)
-                    intervals = [np.quantile(sample, ends) for sample in draws[average]]
-                    hits = int((np.abs(null[average][0]) >= abs(difference) * (1 - _TIE) - 1e-14).sum())
-                    p = np.nan if np.isnan(difference) else hits / 2**count if exact else (1 + hits) / (1 + resamples)
-                    rows.append(
-                        (method, baseline, nodes, temperature, group, average, difference, *intervals[0], percent, *intervals[1])
-                        + (error, smallest_detectable(error), p, exact, count)
-                    )
-    columns = ["method", "baseline", "nodes", "temperature", "group", "average", "difference", "low", "high", "percent"]
-    columns += ["percent_low", "percent_high", "standard_error", "detectable", "p", "exact", "questions"]
-    table = pd.DataFrame(rows, columns=columns)
-    family = table.groupby(["nodes", "temperature", "group", "average"])["p"]
-    table.insert(columns.index("p") + 1, "p_holm", family.transform(holm))
+        names, sizes, B = _by_category(base[answered], (baseline, *place))
+        A = _by_category(questions[answered], (method, *place))[2]
+        both = np.concatenate([A, B], axis=1)
+        own = _group_sums(both, np.ones((1, len(B))), sizes)
+        drawn = _group_sums(both, _bootstrap_weights(sizes, resamples, seed), sizes)
+        swapped = _swapped_sums(A, B, sizes, resamples, seed)
+        for group, members in groups(base["category"]):
+            inside = np.isin(names, members)
+            count = int((own_rows := np.repeat(inside, sizes)).sum())
+            exact = 0 < count <= _EXACT_UP_TO
+            null = _swapped_sums(A[own_rows], B[own_rows], tuple(np.array(sizes)[inside])) if exact else swapped[:, inside]
+            seen, draws, null = (_differences(sums) for sums in (own[:, inside], drawn[:, inside], null))
+            for average in AVERAGES:
+                (difference,), (percent,) = seen[average]
+                (low, high), percents = (np.quantile(sample, ends) for sample in draws[average])
+                error = float(np.std(draws[average][0], ddof=1))
+                hits = int((np.abs(null[average][0]) >= abs(difference) * (1 - _TIE) - _TIE**2).sum())
+                p = hits / 2**count if exact else (1 + hits) / (1 + resamples) if count else np.nan
+                numbers = (difference, low, high, percent, *percents, error, smallest_detectable(error), p)
+                rows.append((method, baseline, *place, group, average, *numbers, exact, count))
+    family = ["nodes", "temperature", "group", "average"]
+    numbers = ["difference", "low", "high", "percent", "percent_low", "percent_high", "standard_error", "detectable", "p"]
+    table = pd.DataFrame(rows, columns=["method", "baseline", *family, *numbers, "exact", "questions"])
+    table.insert(table.columns.get_loc("exact"), "p_holm", table.groupby(family)["p"].transform(holm))
     return table
 
 
@@ -205,8 +174,10 @@ def _in_order(categories: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(categories, key=lambda c: (CATEGORIES.index(c) if c in CATEGORIES else len(CATEGORIES), c)))
 
 
-def _by_category(questions: pd.DataFrame) -> tuple[tuple[str, ...], tuple[int, ...], np.ndarray]:
-    """Categories, their sizes, and (n, 4) values per question, categories in that order: tokens, steps, tau, 1."""
+def _by_category(questions: pd.DataFrame, setting: tuple) -> tuple[tuple[str, ...], tuple[int, ...], np.ndarray]:
+    """Categories, their sizes, and (n, 4) values per answered question, categories in that order: tokens, steps, tau, 1."""
+    if questions.empty:
+        raise ElsiError(f"{_named(setting)}: every answer is empty; tau is undefined")
     names = _in_order(questions["category"].unique())
     sizes = tuple(int((questions["category"] == name).sum()) for name in names)
     tokens, steps = (questions[column].to_numpy(dtype=np.float64) for column in ("tokens", "steps"))
@@ -216,35 +187,26 @@ def _by_category(questions: pd.DataFrame) -> tuple[tuple[str, ...], tuple[int, .
 def _group_sums(values: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     """Weights (R, n) on questions, values (n, K) -> sums by category (R, C, K), of which every average is a function."""
     cuts = np.cumsum(sizes)[:-1]
-    parts = zip(np.split(weights, cuts, axis=1), np.split(values, cuts), strict=True)
-    return np.stack([w @ v for w, v in parts], axis=1)
+    return np.stack([w @ v for w, v in zip(np.split(weights, cuts, axis=1), np.split(values, cuts), strict=True)], axis=1)
 
 
 @lru_cache(maxsize=1)
 def _bootstrap_weights(sizes: tuple[int, ...], resamples: int, seed: int) -> np.ndarray:
+    """(R, n) weights of the questions, see :func:`tau_table`; NaN for a question alone in its category."""
     rng = np.random.default_rng([seed, 0])
-    parts = [
-        rng.multinomial(n - 1, np.full(n, 1 / n), size=resamples) * (n / (n - 1)) if n > 1 else np.full((resamples, 1), np.nan)
-        for n in sizes
-    ]
-    weights = np.concatenate(parts, axis=1)
-    weights.setflags(write=False)
-    return weights
+    weights = [rng.multinomial(n - 1, np.full(n, 1 / n), resamples) * (n / (n - 1) if n > 1 else np.nan) for n in sizes]
+    return np.concatenate(weights, axis=1)
 
 
-def _bootstrap_sums(values: np.ndarray, sizes: tuple[int, ...], resamples: int, seed: int) -> np.ndarray:
-    return _group_sums(values, _bootstrap_weights(sizes, resamples, seed), sizes)
-
-
-def _swapped_sums(A: np.ndarray, B: np.ndarray, sizes: tuple[int, ...], resamples: int | None, seed: int) -> np.ndarray:
+def _swapped_sums(A: np.ndarray, B: np.ndarray, sizes: tuple[int, ...], resamples: int | None = None, seed: int = 0) -> np.ndarray:
     """(R, C, 8): sums of A and of B after their rows are swapped by random signs; by all 2^n sign patterns for None."""
     n = len(A)
     if resamples is None:
-        signs = 1.0 - 2.0 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+        swap = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
     else:
-        signs = 1.0 - 2.0 * np.random.default_rng([seed, 1]).integers(0, 2, (resamples, n), dtype=np.int8)
+        swap = np.random.default_rng([seed, 1]).integers(0, 2, (resamples, n), dtype=np.int8)
     middle = _group_sums((A + B) / 2, np.ones((1, n)), sizes)
-    apart = _group_sums((A - B) / 2, signs, sizes)
+    apart = _group_sums((A - B) / 2, 1.0 - 2.0 * swap, sizes)
     return np.concatenate([middle + apart, middle - apart], axis=2)
 
 
@@ -253,11 +215,8 @@ def _averages(sums: np.ndarray) -> dict[str, np.ndarray]:
     if not sums.shape[1]:
         return dict.fromkeys(AVERAGES, np.full(len(sums), np.nan))
     tokens, steps, taus, count = np.moveaxis(sums, 2, 0)
-    return {
-        "pooled": tokens.sum(1) / steps.sum(1),
-        "questions": taus.sum(1) / count.sum(1),
-        "categories": (tokens / steps).mean(1),
-    }
+    values = tokens.sum(1) / steps.sum(1), taus.sum(1) / count.sum(1), (tokens / steps).mean(1)
+    return dict(zip(AVERAGES, values, strict=True))
 
 
 def _differences(sums: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -281,45 +240,41 @@ def _checked(data: pd.DataFrame, columns: Sequence[str], what: str, least: dict[
     if data.empty:
         raise ElsiError(f"{what} without a row: nothing to average")
     data = data[list(columns)]
+    data = data.astype({c: t.categories.dtype for c, t in data.dtypes.items() if isinstance(t, pd.CategoricalDtype)})
     if (holes := data.isna().any()).any():
-        column = holes.idxmax()
-        row = data[data[column].isna()].iloc[0]
-        raise ElsiError(f"{what}: NaN in column {column}, first at question {row['question_id']}; leave the row out or measure it")
+        question = data[data[holes.idxmax()].isna()].iloc[0]["question_id"]
+        raise ElsiError(f"{what}: NaN in column {holes.idxmax()}, first at question {question}; measure it or leave the row out")
     for column, floor in (least or {}).items():
         values = data[column].to_numpy(dtype=np.float64)
-        if (bad := ~np.isfinite(values) | (values < floor) | (values % 1 != 0)).any():
+        if (bad := ~np.isfinite(values) | (values < floor) | (values != np.floor(values))).any():
             row = data.iloc[int(bad.argmax())]
-            raise ElsiError(f"{what}: {column} = {row[column]} at question {row['question_id']}: a whole number >= {floor} is expected")
-    kinds = data[["question_id", "category"]].drop_duplicates()
-    if (twice := kinds["question_id"].duplicated()).any():
-        question = kinds["question_id"][twice].iloc[0]
-        raise ElsiError(f"{what}: question {question} in categories {sorted(kinds['category'][kinds['question_id'] == question])}")
+            raise ElsiError(f"{what}: {column} = {row[column]} at question {row['question_id']}; whole numbers >= {floor} only")
+    kinds = data.groupby("question_id")["category"].unique()
+    for question, several in kinds[kinds.map(len) > 1].items():
+        raise ElsiError(f"{what}: question {question} in categories {', '.join(sorted(several))}")
     return data
 
 
 def _checked_totals(totals: pd.DataFrame) -> pd.DataFrame:
     data = _checked(totals, TOTAL_COLUMNS, "totals", least={"turns": 0, "tokens": 0, "steps": 0})
-    wrong = (data["tokens"] < data["steps"]) | ((data["steps"] == 0) & (data["tokens"] > 0))
-    if wrong.any():
-        row = data[wrong].iloc[0]
+    for _, row in data[(data["tokens"] < data["steps"]) | ((data["steps"] == 0) & (data["tokens"] > 0))].iterrows():
         raise ElsiError(f"totals: {row['tokens']} tokens in {row['steps']} steps at question {row['question_id']}: a step yields >= 1")
-    if (twice := data.duplicated([*SETTING, "seed", "question_id"])).any():
-        row = data[twice].iloc[0]
+    for _, row in data[data.duplicated([*SETTING, "seed", "question_id"])].iterrows():
         raise ElsiError(f"totals: question {row['question_id']}, seed {row['seed']} twice at {_named(tuple(row[SETTING]))}")
     return data
 
 
-def _settings(data: pd.DataFrame) -> Iterator[tuple[tuple, pd.DataFrame]]:
+def _settings(data: pd.DataFrame) -> dict[tuple, pd.DataFrame]:
     """Per setting one row per question, seeds added up, categories in order, then by question: input order leaves no trace."""
+    tables = {}
     for setting, rows in data.groupby(SETTING, observed=True, sort=False):
-        seeds = rows.groupby("question_id")["seed"].nunique()
-        if (fewer := seeds < rows["seed"].nunique()).any():
-            have = set(rows["seed"][rows["question_id"] == fewer.idxmax()])
-            lacking = sorted(set(rows["seed"]) - have)
-            raise ElsiError(f"{_named(setting)}: question {fewer.idxmax()} lacks seed {lacking[0]} that other questions have")
+        every = pd.MultiIndex.from_product([rows["question_id"].unique(), rows["seed"].unique()])
+        for question, seed in every.difference(pd.MultiIndex.from_frame(rows[["question_id", "seed"]])):
+            raise ElsiError(f"{_named(setting)}: question {question} lacks seed {seed}, which other questions have")
         summed = rows.groupby(["category", "question_id"], observed=True)[["tokens", "steps"]].sum().reset_index()
         place = {name: i for i, name in enumerate(_in_order(summed["category"].unique()))}
-        yield setting, summed.iloc[np.lexsort((summed["question_id"], summed["category"].map(place).astype(int)))]
+        tables[setting] = summed.assign(place=summed["category"].map(place)).sort_values(["place", "question_id"])
+    return tables
 
 
 def _check_pairs(data: pd.DataFrame, baseline: str) -> None:
@@ -329,20 +284,16 @@ def _check_pairs(data: pd.DataFrame, baseline: str) -> None:
         raise ElsiError(f"no baseline {baseline!r} in the totals: there are {', '.join(map(str, methods))}")
     if len(methods) == 1:
         raise ElsiError(f"nothing to compare with {baseline!r}: it is the only method in the totals")
-    keys = ["nodes", "temperature", "seed", "question_id"]
-    base = data[data["method"] == baseline].set_index(keys)
+    keys, where = ["question_id", "seed", "nodes", "temperature"], "question {}, seed {}, nodes {}, temperature {}"
+    base = data[data["method"] == baseline].set_index(keys)["turns"]
     for method in methods:
-        other = data[data["method"] == method].set_index(keys)
-        for here, there, lacking, having in ((base, other, method, baseline), (other, base, baseline, method)):
-            if len(missing := here.index.difference(there.index)):
-                nodes, temperature, seed, question = missing[0]
-                place = f"question {question}, seed {seed} at nodes {nodes}, temperature {temperature}"
-                raise ElsiError(f"{lacking} lacks {place}, which {having} has; {len(missing)} missing in all: measure both on the same")
-        differ = other["turns"] != base["turns"].reindex(other.index)
-        if differ.any():
-            nodes, temperature, seed, question = differ.idxmax()
-            numbers = f"{other['turns'][differ].iloc[0]} turns of {method}, {base['turns'].loc[differ.idxmax()]} of {baseline}"
-            raise ElsiError(f"question {question}, seed {seed} at nodes {nodes}, temperature {temperature}: {numbers} have steps")
+        other = data[data["method"] == method].set_index(keys)["turns"]
+        for lacks, has, one, two in ((method, baseline, other, base), (baseline, method, base, other)):
+            if len(missing := two.index.difference(one.index)):
+                place = where.format(*missing[0])
+                raise ElsiError(f"{lacks} lacks {place}, which {has} has ({len(missing)} such in all): measure both on the same")
+        for place, turns in other[other != base.reindex(other.index)].items():
+            raise ElsiError(f"{where.format(*place)}: {turns} turns of {method} have steps, {base[place]} of {baseline}")
 
 
 def _named(setting: tuple) -> str:
