@@ -1,0 +1,1 @@
+"""Drafts of a target: training, trees, decoding, replay and export."""
