@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
+
+import torch
+from scipy.stats import binomtest
 
 from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.layers import engine_ids
 from elsi_lib.provenance import code_version
-from elsi_lib.selection import EXHAUSTIVE_LIMIT, RULES, layer_rule, select, stability, standing
+from elsi_lib.selection import EXHAUSTIVE_LIMIT, RULES, Standing, all_set_entropies, layer_rule, select, stability, standing
 
 BASELINES = ("eagle2", "eagle3", "eagle3-code")
 # Set entropies that the stability of an exhaustive search may cost: about two minutes on one core at B = 32.
@@ -26,7 +30,7 @@ def describe_choice(fp: Fingerprint, method: str, m: int | None = None, **option
         fp: a fingerprint, in the variant to use.
         method: one of :data:`~elsi_lib.selection.METHODS`.
         m: size of the set; 3, or what an EAGLE rule fixes, if None.
-        options: of the method, and the reading: ``alpha``, ``center``, ``normalize``.
+        options: of the method, such as ``among``, and the reading: ``alpha``, ``center``, ``normalize``.
 
     Returns:
         A dictionary without NaN or infinity. What cannot be had is None, and ``notes`` has the reason under the same key; an
@@ -34,9 +38,11 @@ def describe_choice(fp: Fingerprint, method: str, m: int | None = None, **option
 
         - ``target``, ``num_layers``, ``method``, ``m``, ``layers``, ``entropy`` (nats), ``parameters``
         - ``sets`` (how many sets of this size there are), ``rank`` (1 is the best), ``regret`` (nats below the optimum)
+        - ``servable``: the same three, ``rank``, ``sets`` and ``regret``, among the sets of the layers ``among``; None without it
         - ``redundancy``, ``redundancy_debiased``: mean CKA over the pairs of the set
-        - ``stability``: ``share`` of the bootstrap replicates that choose this set, its ``standard_error``, mean ``jaccard``
-          similarity to it, ``replicates``, and ``layer_share`` (N,), the share of replicates that choose each layer
+        - ``stability``: ``share`` of the bootstrap replicates that choose this set, mean ``jaccard`` similarity to it,
+          ``replicates``, ``layer_share`` (N,), the share of replicates that choose each layer, and ``interval`` (low, high), the
+          95 % Wilson interval of ``share`` for this many replicates
         - ``baselines``: eagle2, eagle3 (as the paper prints it), eagle3-code (as EAGLE's code runs it) and optimum, each with
           ``layers`` and ``entropy``
         - ``ids``: for every convention of :data:`~elsi_lib.layers.CONVENTIONS`
@@ -52,14 +58,14 @@ def describe_choice(fp: Fingerprint, method: str, m: int | None = None, **option
     notes: dict[str, Any] = {}
 
     sets = math.comb(n, size)
-    rank = regret = None
+    place = rank = regret = None
     optimum: dict[str, Any] = {"layers": None, "entropy": None}
     if sets <= EXHAUSTIVE_LIMIT:
         place = standing(fp, layers, **reading)
         rank, regret = place.rank, place.regret
         optimum = {"layers": list(place.optimum), "entropy": place.entropy + place.regret}
     else:
-        notes["rank"] = notes["optimum"] = f"{sets:,} sets of {size} of {n} layers are too many to compare with"
+        notes["rank"] = notes["optimum"] = _too_many(sets, size, n)
 
     baselines = {}
     for rule in BASELINES:
@@ -84,6 +90,7 @@ def describe_choice(fp: Fingerprint, method: str, m: int | None = None, **option
         "sets": sets,
         "rank": rank,
         "regret": regret,
+        "servable": _servable(fp, layers, options.get("among"), place, reading, notes),
         "redundancy": _mean_cka(fp, layers, False, notes),
         "redundancy_debiased": _mean_cka(fp, layers, True, notes),
         "stability": _stability(fp, method, size, sets, options, notes),
@@ -104,6 +111,33 @@ def describe_choice(fp: Fingerprint, method: str, m: int | None = None, **option
         },
         "elsi_lib": code_version()["elsi_lib"],
     })
+
+
+def _too_many(sets: int, size: int, num_layers: int) -> str:
+    return f"{sets:,} sets of {size} of {num_layers} layers are too many to compare with"
+
+
+def _servable(
+    fp: Fingerprint,
+    layers: tuple[int, ...],
+    among: Sequence[int] | None,
+    place: Standing | None,
+    reading: dict[str, Any],
+    notes: dict[str, Any],
+) -> dict[str, Any] | None:
+    """Rank and regret among the sets of the layers ``among``; ``place`` is the standing among all sets, where it is known."""
+    if among is None:
+        return None
+    allowed = len(set(among))
+    sets = math.comb(allowed, len(layers))
+    if sets > EXHAUSTIVE_LIMIT:
+        notes["servable"] = _too_many(sets, len(layers), allowed)
+        return {"rank": None, "sets": sets, "regret": None}
+    if place is not None and allowed == fp.num_layers:
+        return {"rank": place.rank, "sets": place.sets, "regret": place.regret}
+    every, entropies = all_set_entropies(fp, len(layers), among, **reading)
+    own = entropies[(every == torch.tensor(layers)).all(-1)][0]
+    return {"rank": int((entropies > own).sum()) + 1, "sets": len(every), "regret": float(entropies.max() - own)}
 
 
 def _mean_cka(fp: Fingerprint, layers: tuple[int, ...], debiased: bool, notes: dict[str, Any]) -> float | None:
@@ -136,7 +170,9 @@ def _stability(
         return None
     found = asdict(stability(fp, method, m, **options))
     found.pop("sets")
-    found["standard_error"] = math.sqrt(found["share"] * (1 - found["share"]) / found["replicates"])
+    same = round(found["share"] * found["replicates"])
+    interval = binomtest(same, found["replicates"]).proportion_ci(method="wilson")
+    found["interval"] = [float(interval.low), float(interval.high)]
     return found
 
 

@@ -2,7 +2,7 @@
 
 CKA(K, L) = <HKH, HLH>_F / (||HKH||_F ||HLH||_F), H = I - 11^T / T, for Gram matrices K, L of T rows. With few rows the plain (biased)
 estimate saturates: for independent Gaussian states of T x d it is about d / (d + T). The debiased estimate (HSIC of Song et al. 2012,
-as used by Nguyen et al. 2021) has mean 0 there and may be slightly negative.
+as used by Nguyen et al. 2021) has mean 0 there and can be negative.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def linear_cka(X: Tensor, Y: Tensor, debiased: bool = False) -> float:
         debiased: the unbiased HSIC estimator (T >= 4) in place of the plain one.
 
     Returns:
-        0 to 1 (1 up to rotation and scale); debiased, also slightly below 0.
+        0 to 1 (1 up to rotation and scale); debiased, also below 0.
 
     Raises:
         ElsiError: different row counts, fewer than 2 (4) rows, constant rows, NaN or infinity.

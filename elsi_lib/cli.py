@@ -127,7 +127,8 @@ def calibrate(
 ) -> None:
     """Run a target once over calibration prompts and save its fingerprint.
 
-    Where FP holds this very calibration already, made by the code as it stands, nothing is done.
+    Where FP holds this very calibration already, made by the code as it stands, nothing is done. A fingerprint of another target is
+    overwritten only with --force.
     """
     which = _part(part)
     from elsi_lib.settings import Settings
@@ -259,7 +260,7 @@ def select(
     if as_json:
         print(out.as_json(choice))
     else:
-        out.choice(choice)
+        out.choice(choice, None if engine is None else str(engine))
 
 
 @app.command(short_help="Show what a fingerprint holds.")
@@ -335,7 +336,10 @@ def _is_current(path: Path, settings: Settings, reading: str, dtype: str) -> boo
     except ElsiError as err:
         _note(f"{err}: calibrating again")
         return False
-    if differs := differences(fingerprint, settings, reading, dtype):
+    differs = differences(fingerprint, settings, reading, dtype)
+    if "target" in differs:
+        raise ElsiError(f"-o {path} holds a fingerprint of {fingerprint.target}: name another file, or overwrite it with --force")
+    if differs:
         _note(f"{path} holds another calibration ({', '.join(differs)} differ): calibrating again")
         return False
     if not is_current(fingerprint):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from elsi_lib.fingerprint import Fingerprint
 
 
-def _print(renderable: Table) -> None:
+def _print(renderable: Table | Text) -> None:
     """To standard output; styled only on a terminal, and without the blanks that fill lines up."""
     console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     with console.capture() as captured:
@@ -61,12 +61,13 @@ def _facts(rows: Iterable[tuple[str, str]]) -> None:
     _print(table)
 
 
+def _sentence(text: object) -> None:
+    """A line of its own, which wraps."""
+    _print(Text(plain(text)))
+
+
 def _layers(layers: Iterable[int] | None) -> str:
     return "-" if layers is None else ", ".join(map(str, layers))
-
-
-def _nats(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.4f}"
 
 
 # elsi targets
@@ -128,6 +129,10 @@ def _seconds(passport: dict[str, Any]) -> str:
     return "not measured (merged from parts)" if passport.get("seconds") is None else f"{passport['seconds']:,.1f}"
 
 
+# Beside "used" and "too short" the bare words would seem to be parts of one sum.
+_LABELS = {"duplicates": "duplicates in the file", "sampled": "sampled as reserve"}
+
+
 def _prompts(passport: dict[str, Any]) -> list[tuple[str, str]]:
     about, parameters = passport["prompts"], passport["parameters"]
     blocks = next(iter(about["blocks"].values()))
@@ -141,7 +146,7 @@ def _prompts(passport: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     counts = about.get("counts", {})
     for section in (s for s in ("read", "repaired", "skipped", "sample") if s in counts):
-        rows.append((section, ", ".join(f"{n:,} {label}" for label, n in counts[section].items())))
+        rows.append((section, ", ".join(f"{n:,} {_LABELS.get(label, label)}" for label, n in counts[section].items())))
     return rows
 
 
@@ -161,7 +166,7 @@ def fingerprint(fingerprint: Fingerprint, current: bool) -> None:
         ("source", f"{about.get('source')}, revision {about.get('revision')}"),
         *_prompts(passport),
         ("parameters", ", ".join(f"{name} {value}" for name, value in passport["parameters"].items())),
-        ("code", f"elsi_lib {code['elsi_lib']}, method {code['method']} ({code_is})"),
+        ("code", f"elsi_lib {code['elsi_lib']}, calibration {code.get('calibration', 'unknown')} ({code_is})"),
         ("made with", ", ".join(f"{name} {version}" for name, version in where.get("packages", {}).items())),
         ("on", ", ".join(map(str, [*machine, *hardware.get("accelerators", [])]))),
         ("seconds", _seconds(passport)),
@@ -192,8 +197,10 @@ def _setting(value: Any) -> str:
     return str(value)
 
 
-def choice(found: dict[str, Any]) -> None:
-    """What :func:`elsi_lib.choice.describe_choice` found."""
+def choice(found: dict[str, Any], engine: str | None = None) -> None:
+    """What :func:`elsi_lib.choice.describe_choice` found; ``engine``: whose layers the search was limited to."""
+    from elsi_lib.selection import RULES
+
     notes, origin, stable = found["notes"], found["fingerprint"], found["stability"]
     variant = "" if origin["filtered"] else ", without the token filter"
     variant += "" if origin["first_position_kept"] else ", without first positions"
@@ -209,8 +216,11 @@ def choice(found: dict[str, Any]) -> None:
     if found["rank"] is None:
         rows.append(("rank", notes["rank"]))
     else:
-        best = f"{found['regret']:.4f} nats below the best" if found["rank"] > 1 else "the best there is"
-        rows.append(("rank", f"{found['rank']:,} of {found['sets']:,} sets of {found['m']}; {best}"))
+        rows.append(("rank", f"{found['rank']:,} of {found['sets']:,} sets of {found['m']}; {_best(found)}"))
+    if servable := found["servable"]:
+        among = f"sets that {engine} can serve"
+        place = notes.get("servable") or f"rank {servable['rank']:,} of {servable['sets']:,} {among}; {_best(servable)}"
+        rows.append(("servable", place))
     if found["redundancy"] is None:
         rows.append(("redundancy", notes["redundancy"]))
     else:
@@ -221,21 +231,29 @@ def choice(found: dict[str, Any]) -> None:
     else:
         rows.append((
             "stability",
-            f"{stable['share']:.0%} (standard error {stable['standard_error']:.0%}) of {stable['replicates']} bootstrap replicates "
-            f"choose this set; mean Jaccard similarity {stable['jaccard']:.2f}",
+            f"{stable['share']:.0%} ({stable['interval'][0]:.0%} to {stable['interval'][1]:.0%}) of {stable['replicates']} bootstrap "
+            f"replicates choose this set; mean Jaccard similarity {stable['jaccard']:.2f}",
         ))
     _facts(rows)
     print()
     _baselines(found)
     print()
     table = _table("engine", "layer ids", fold=("layer ids",))
-    for engine, ids in found["ids"].items():
-        table.add_row(engine, _layers(ids) if ids else f"none: {_reason(engine, notes)}")
+    for convention, ids in found["ids"].items():
+        table.add_row(convention, _layers(ids) if ids else f"none: {_reason(convention, notes)}")
     _print(table)
+    last, searched = found["num_layers"] - 1, found["method"] not in RULES
+    if engine is None and searched and last in found["layers"] and found["m"] <= last:
+        print()
+        _sentence("most engines cannot capture the last block: --engine sglang searches among the layers it can serve")
     print("\nfor the draft's config.json")
-    for engine, name in (("sglang", "SGLang"), ("vllm", "vLLM")):
-        config = found["config"][engine]
+    for convention, name in (("sglang", "SGLang"), ("vllm", "vLLM")):
+        config = found["config"][convention]
         print(f"  {name:<8}{json.dumps(config)[1:-1] if config else 'has no ids for this set, see above'}")
+
+
+def _best(place: dict[str, Any]) -> str:
+    return f"{place['regret']:.4f} nats below the best" if place["rank"] > 1 else "the best there is"
 
 
 def _reason(engine: str, notes: dict[str, str]) -> str:
@@ -259,10 +277,14 @@ def _baselines(found: dict[str, Any]) -> None:
         "eagle3-code": "EAGLE-3 as its code runs",
         "optimum": f"best of {found['sets']:,} sets of {found['m']}",
     }
+    missing = []
     table = _table("compared with", "layers", "entropy, nats", "gain", right=("entropy, nats", "gain"), fold=("layers",))
     for key, name in names.items():
         rule = found["baselines"][key]
-        gain = None if rule["entropy"] is None else found["entropy"] - rule["entropy"]
-        layers = _layers(rule["layers"]) if rule["layers"] else plain(found["notes"][key])
-        table.add_row(name, layers, _nats(rule["entropy"]), _nats(gain, "+"))
+        if rule["layers"]:
+            table.add_row(name, _layers(rule["layers"]), f"{rule['entropy']:.4f}", f"{found['entropy'] - rule['entropy']:+.4f}")
+        else:
+            missing.append(f"{'optimum' if key == 'optimum' else name}: {found['notes'][key]}")
     _print(table)
+    for why in missing:
+        _sentence(why)

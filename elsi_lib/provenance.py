@@ -17,6 +17,7 @@ CALIBRATION_MODULES = (
     *("prompts", "conversations", "repair", "targets", "loading"),
 )
 METHOD_MODULES = (*CALIBRATION_MODULES, "cka", "selection")
+REPORT_MODULES = ("report.measures", "report.tables", "report.findings")
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors")
 
 
@@ -24,20 +25,21 @@ PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors")
 def code_version() -> dict[str, str]:
     """Version of the library and hashes of its code, which comments and docstrings do not change.
 
-    ``calibration`` covers what a fingerprint depends on, ``method`` that and the selection: a figure may be stale where the
-    fingerprint under it is not.
+    ``calibration`` covers what a fingerprint depends on, ``method`` that and the selection, ``report`` what makes figures and
+    tables of it: a figure may be stale where the fingerprint under it is not.
     """
     return {
         "elsi_lib": metadata.version("elsi-lib"),
         "calibration": _hash_of(CALIBRATION_MODULES),
         "method": _hash_of(METHOD_MODULES),
+        "report": _hash_of(REPORT_MODULES),
     }
 
 
 def _hash_of(modules: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for name in modules:
-        tree = ast.parse((Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
+        tree = ast.parse((Path(__file__).parent / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
             if isinstance(body, list) and body and _is_docstring(body[0]):

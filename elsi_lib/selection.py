@@ -145,7 +145,8 @@ def exhaustive(
     among: Sequence[int] | None = None,
     **reading: Any,
 ) -> Selection:
-    """The true optimum over all sets of m layers; with ``lowest`` the minimum, the paper's negative control.
+    """The true optimum over all sets of m layers; with ``lowest`` the minimum, as a negative control (the
+    paper's is a set of low entropy, it does not say the lowest).
 
     Args:
         keep: how many of the best sets the frontier lists.

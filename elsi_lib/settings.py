@@ -76,9 +76,10 @@ class Settings:
             and not callable(value)
             and not isinstance(value, ModuleType)
         }
-        if unknown := sorted(set(given) - known):
+        again = any(isinstance(value, cls) for value in namespace.values())  # the cell is run again in a notebook that went on
+        if (unknown := sorted(set(given) - known)) and not again:
             raise ElsiError(f"unknown parameter {', '.join(unknown)}: this notebook takes {', '.join(sorted(known))}")
-        return cls(**given)
+        return cls(**{name: value for name, value in given.items() if name in known})
 
     def size(self, name: str) -> int:
         """A number of the preset (samples, max_tokens, bootstrap, spectra), unless it was given."""

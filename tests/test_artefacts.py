@@ -139,7 +139,7 @@ def test_a_result_without_the_second_target_is_stale_once_that_has_a_fingerprint
     assert alone.passport["inputs"][1] is None
     assert alone.status == "measured" and beside_fingerprint(SETTINGS) is None
     assert "not shown" in run_line(SETTINGS, fp, "cached", None)
-    assert run_line(SETTINGS, fp, "cached") == f"tiny-a: 6 prompts, 8 layers, fingerprint {fp.sha256[:12]}, cached"
+    assert run_line(SETTINGS, fp, "cached") == f"tiny-a: 6 prompts, 8 layers, fingerprint {fp.sha256[:8]}, cached"
     beside = calibrated("tiny-b")
     assert alone.status == "stale" and one.status == "measured"
     assert beside_fingerprint(SETTINGS).sha256 == beside.sha256

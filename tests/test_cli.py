@@ -1,5 +1,8 @@
 """The command line: what it prints, its errors and exit codes. A random tiny model stands for a target."""
 
+import contextlib
+import io
+import itertools
 import json
 import math
 import os
@@ -16,7 +19,7 @@ from synthetic import fingerprint
 from tiny import tiny_folder
 from typer.testing import CliRunner
 
-from elsi_lib import cli, loading, pipeline, selection, settings
+from elsi_lib import choice, cli, loading, pipeline, selection, settings
 from elsi_lib.blocks import READINGS
 from elsi_lib.calibration import Calibration
 from elsi_lib.choice import describe_choice
@@ -65,7 +68,7 @@ def prompts(tmp_path_factory):
     text = ["".join(words.choices("abcdefghij klm", k=60 + 5 * i)) for i in range(14)]
     turns = [[{"role": "user", "content": t}, {"role": "assistant", "content": t[::-1]}] for t in text]
     path = tmp_path_factory.mktemp("prompts") / "mine.json"
-    path.write_text(json.dumps([{"id": str(i), "messages": messages} for i, messages in enumerate(turns)]))
+    path.write_text(json.dumps([{"id": str(i), "messages": messages} for i, messages in enumerate([*turns, *turns[:2]])]))
     return path
 
 
@@ -243,8 +246,8 @@ def test_json_says_what_the_library_says(saved):
     chosen, stable = selection.elsi(fp, 3), selection.stability(fp, "elsi", 3)
     place = selection.standing(fp, chosen.layers)
     assert list(found) == [
-        "target", "num_layers", "method", "m", "layers", "entropy", "parameters", "sets", "rank", "regret", "redundancy",
-        "redundancy_debiased", "stability", "baselines", "ids", "config", "notes", "fingerprint", "elsi_lib",
+        "target", "num_layers", "method", "m", "layers", "entropy", "parameters", "sets", "rank", "regret", "servable",
+        "redundancy", "redundancy_debiased", "stability", "baselines", "ids", "config", "notes", "fingerprint", "elsi_lib",
     ]  # fmt: skip
     assert (found["target"], found["num_layers"], found["method"], found["m"]) == ("synthetic", 12, "elsi", 3)
     assert tuple(found["layers"]) == chosen.layers and found["entropy"] == chosen.entropy
@@ -252,14 +255,14 @@ def test_json_says_what_the_library_says(saved):
     assert (found["sets"], found["rank"], found["regret"]) == (math.comb(12, 3), place.rank, place.regret)
     assert found["redundancy"] == pytest.approx(place.redundancy, abs=1e-12)
     assert found["redundancy_debiased"] == pytest.approx(selection.standing(fp, chosen.layers, debiased=True).redundancy, abs=1e-12)
-    error = math.sqrt(stable.share * (1 - stable.share) / stable.replicates)
     assert found["stability"] == {
         "share": stable.share,
-        "standard_error": error,
         "jaccard": stable.jaccard,
         "replicates": stable.replicates,
         "layer_share": list(stable.layer_share),
+        "interval": pytest.approx(wilson(stable.share, stable.replicates), abs=1e-9),
     }
+    assert found["servable"] is None
     baselines = found["baselines"]
     assert list(baselines) == ["eagle2", "eagle3", "eagle3-code", "optimum"]
     for rule in ("eagle2", "eagle3", "eagle3-code"):
@@ -270,6 +273,30 @@ def test_json_says_what_the_library_says(saved):
     assert baselines["optimum"]["entropy"] == pytest.approx(best.entropy, abs=1e-12)
     assert found["fingerprint"]["sha256"] == fp.sha256 and found["fingerprint"]["path"] == str(saved)
     assert found["fingerprint"]["status"] == "given" and found["fingerprint"]["source"] == "a file"
+
+
+def wilson(share, n, z=1.959963984540054):
+    """The 95 % interval of a share of n trials (Wilson 1927): {(p^ - p)^2 <= z^2 p (1 - p) / n} solved for p."""
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return [middle - half, middle + half]
+
+
+@pytest.mark.parametrize("same", [0, 1, 17, 38, 40])
+def test_interval_of_the_stability(same, monkeypatch):
+    held = selection.Stability(same / 40, (0.5,) * 8, 0.9, 40, ())
+    monkeypatch.setattr(choice, "stability", lambda *args, **options: held)
+    found = describe_choice(fingerprint(bootstrap=1), "elsi", 2)
+    low, high = found["stability"]["interval"]
+    assert [low, high] == pytest.approx(wilson(same / 40, 40), abs=1e-9) and 0 <= low <= same / 40 <= high <= 1
+    assert "standard_error" not in found["stability"]
+
+
+def test_a_perfect_share_is_printed_with_its_interval(saved, monkeypatch):
+    held = selection.Stability(1.0, (0.25,) * 12, 1.0, 40, ())
+    monkeypatch.setattr(choice, "stability", lambda *args, **options: held)
+    said = " ".join(done("select", saved).stdout.split())
+    assert "100% (91% to 100%) of 40 bootstrap replicates choose this set" in said  # 1 / (1 + 1.96^2 / 40) = 0.912
 
 
 @pytest.mark.parametrize("layers", [("eagle3", 3), ("last", 3), ("eagle2", 1), ("uniform", 5)])
@@ -322,6 +349,59 @@ def test_engine_limits_the_search_to_what_it_can_serve(saved):
         assert found["parameters"]["among"] == list(range(last))
     free = json.loads(done("select", saved, "--method", "exhaustive", "--engine", "vllm", "--json").stdout)
     assert free["rank"] == 1  # vLLM serves every layer
+    assert free["servable"] == {"rank": 1, "sets": free["sets"], "regret": 0}
+
+
+@pytest.mark.parametrize("method", ["elsi", "elsi-c", "exhaustive", "lowest"])
+def test_rank_among_what_the_engine_can_serve(method, saved):
+    fp = Fingerprint.load(saved)
+    found = json.loads(done("select", saved, "--method", method, "--engine", "sglang", "--alpha", 2, "--json").stdout)
+    entropies = [fp.entropy(layers, alpha=2.0) for layers in itertools.combinations(range(11), 3)]
+    servable = found["servable"]
+    assert servable["sets"] == math.comb(11, 3) < found["sets"] == math.comb(12, 3)
+    assert servable["rank"] == 1 + sum(value > found["entropy"] + 1e-12 for value in entropies) <= found["rank"]
+    assert servable["regret"] == pytest.approx(max(entropies) - found["entropy"], abs=1e-12)
+    assert servable["regret"] <= found["regret"] + 1e-12
+    if method == "exhaustive":
+        assert servable["rank"] == 1 and servable["regret"] == 0
+    text = done("select", saved, "--method", method, "--engine", "sglang", "--alpha", 2).stdout
+    assert f"rank {servable['rank']:,} of 165 sets that sglang can serve" in text
+    assert max(map(len, text.replace(str(saved), "FP").splitlines())) <= 80
+    assert "can serve" not in done("select", saved, "--method", method).stdout.partition("compared")[0]
+
+
+def test_a_set_that_engines_cannot_capture_gets_a_hint():
+    fp = fingerprint(layers=4, bootstrap=0)
+    hint = "most engines cannot capture the last block: --engine sglang searches among the layers it can serve"
+
+    def said(method, m, engine=None, **options):
+        found = describe_choice(fp, method, m, **options)
+        found["fingerprint"] |= {"path": "FP", "status": "given"}
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            cli.out.choice(found, engine)
+        return 3 in found["layers"], " ".join(text.getvalue().split()).count(hint)
+
+    assert {said(method, m) for method in ("exhaustive", "lowest", "elsi") for m in (1, 2, 3)} == {(True, 1), (False, 0)}
+    assert said("last", 2) == (True, 0)  # a rule searches nothing
+    assert said("elsi", 4) == (True, 0)  # no other set of this size
+    assert {said(method, 2, "vllm", among=range(4))[1] for method in ("exhaustive", "lowest")} == {0}
+
+
+def test_sizes_with_too_many_sets_say_so_on_a_line_of_their_own(monkeypatch, saved):
+    monkeypatch.setattr(choice, "EXHAUSTIVE_LIMIT", 200)  # between the 165 sets of 11 layers and the 220 of 12
+    found = json.loads(done("select", saved, "--engine", "sglang", "--json").stdout)
+    assert found["rank"] is None and found["servable"]["sets"] == 165 and found["servable"]["rank"] >= 1
+    why = "220 sets of 3 of 12 layers are too many to compare with"
+    lines = done("select", saved).stdout.splitlines()
+    assert f"optimum: {why}" in lines and sum(why in line for line in lines) == 2  # and once as the rank
+    assert not any(line.startswith("best of") for line in lines)
+
+    monkeypatch.setattr(choice, "EXHAUSTIVE_LIMIT", 100)
+    found = json.loads(done("select", saved, "--engine", "sglang", "--json").stdout)
+    assert found["servable"] == {"rank": None, "sets": 165, "regret": None}
+    why = "165 sets of 3 of 11 layers are too many to compare with"
+    assert found["notes"]["servable"] == why
+    assert re.search(f"^servable +{why}$", done("select", saved, "--engine", "sglang").stdout, re.M)
 
 
 def test_what_cannot_be_had_is_null_and_said(saved):
@@ -384,10 +464,13 @@ def test_calibrate_and_show(measured, prompts):
     assert fp.num_layers == 4 and fp.block == 4 and fp.passport["prompts"]["used"] == 8
     peak = int(fp.entropy().argmax())
     assert "8 of mine.json used, 8 asked for" in result.stdout and f"layer {peak}, {fp.entropy([peak]):.4f} nats" in result.stdout
-    assert result.stdout.endswith(f"saved     {path}\n") and "14 conversations" in result.stdout
+    assert result.stdout.endswith(f"saved     {path}\n") and "16 conversations" in result.stdout
     assert f"{fp.passport['prompts']['tokens']:,}; of them" in result.stdout
+    assert "2 duplicates in the file, 14 sampled as reserve" in " ".join(result.stdout.split())
 
     shown = done("show", path).stdout
+    code = fp.passport["code"]
+    assert f"calibration {code['calibration']} (the installed one)" in " ".join(shown.split()) and code["method"] not in shown
     assert fp.sha256 in shown and fp.passport["target"]["revision"] in shown and "rho 0.3" in shown
     entropies = [fp.variant(f, s).entropy() for s in (True, False) for f in (True, False)]
     for j in range(4):
@@ -413,6 +496,16 @@ def test_calibration_that_is_current_is_skipped(measured, model, prompts, tmp_pa
         assert "another version of the method's code" in done(*args).stderr
     Path(path).write_bytes(Path(path).read_bytes()[:-1] + b"\xff")
     assert "calibrating again" in done(*args).stderr
+
+
+def test_another_targets_fingerprint_is_overwritten_only_by_force(saved, model, prompts, tmp_path):
+    path = Path(shutil.copy(saved, tmp_path / "mine.safetensors"))
+    before = path.read_bytes()
+    args = ("calibrate", model, "-o", path, "--prompts", prompts, *SMALL)
+    message = f"-o {path} holds a fingerprint of synthetic: name another file, or overwrite it with --force"
+    assert failed(2, *args) == message and path.read_bytes() == before
+    assert done(*args, "--force").stdout.endswith(f"saved     {path}\n")
+    assert Fingerprint.load(path).target == "tiny"
 
 
 def test_differences(measured, model, prompts, tmp_path):

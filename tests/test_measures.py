@@ -6,9 +6,11 @@ import pytest
 import torch
 from synthetic import fingerprint
 
-from elsi_lib.entropy import matrix_entropy
+from elsi_lib.entropy import gram_entropy, matrix_entropy
 from elsi_lib.errors import ElsiError
+from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report import findings, measures
+from elsi_lib.settings import Settings, project_root
 
 FP = fingerprint(layers=9, prompts=7)
 
@@ -142,6 +144,33 @@ def test_the_wave_is_called_a_sink_only_where_dropping_it_flattens_the_profile()
     assert "is 0.200 nats, 25 % of that: most of the wave goes with it" in flat
     assert "is 0.700 nats, 88 % of that: most of the wave stays" in told([1, 0.1, 0.1, 0.1, 0.1, 0.8])
     assert "is -0.100 nats, 0 % of that: most of the wave goes with it" in told([1, 0.9, 0.8, 0.7, 0.6, 0.5])
+
+
+def test_rows_that_a_sink_entered_are_left_out_wherever_it_sits():
+    """A flat profile plus a sink of growing norm in two rows of the representatives: the wave is the sink's alone."""
+    rng = np.random.default_rng(0)
+    states = np.repeat(rng.standard_normal((1, 8, 400)), 6, 0) + 5.0
+    wave = states.copy()
+    for j, size in enumerate((1, 1, 2, 4, 8, 16)):
+        wave[j, [0, 5]] *= size
+    grams = torch.from_numpy(wave @ wave.transpose(0, 2, 1))
+    assert measures.quiet_rows(grams) == [1, 2, 3, 4, 6, 7]
+    quiet = grams[:, [1, 2, 3, 4, 6, 7]][:, :, [1, 2, 3, 4, 6, 7]]
+    np.testing.assert_allclose(gram_entropy(quiet), matrix_entropy(states[0, [1, 2, 3, 4, 6, 7]]), atol=1e-12)
+    assert measures.quiet_rows(torch.from_numpy(states @ states.transpose(0, 2, 1))) == list(range(8))
+
+
+def test_the_committed_targets_sinks():
+    """SmolLM2's sink is its first position alone; Qwen2.5's chat template holds others, which the filter spreads over rows."""
+    results = project_root() / "data" / "results"
+    smol, qwen = (Fingerprint.load(results / t / "fingerprint.safetensors") for t in (Settings().target, Settings().beside))
+    assert measures.quiet_rows(smol.grams) == list(range(1, 32))
+    assert measures.quiet_rows(smol.variant(sink=False).grams) == list(range(32))
+    assert 1 < len(measures.quiet_rows(qwen.variant(sink=False).grams)) < 31
+    data = measures.wave([smol])
+    of = data[data["first_position"] == "quiet rows"]
+    np.testing.assert_allclose(of["entropy"], gram_entropy(smol.grams[:, 1:, 1:]))
+    assert set(of["rows"]) == {31} and of["low"].isna().all()
 
 
 def test_the_rise_ends_at_the_highest_layer_after_the_midpoint():

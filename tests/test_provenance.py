@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elsi_lib import provenance
-from elsi_lib.provenance import METHOD_MODULES, code_version, environment
+from elsi_lib.provenance import METHOD_MODULES, REPORT_MODULES, code_version, environment
 
 
 def test_versions_are_those_installed():
@@ -33,17 +33,19 @@ def test_no_host_name_and_no_path():
 def copy(tmp_path, monkeypatch):
     """The method's modules in a folder of their own, to be edited; returns the hash after an edit."""
     source = Path(provenance.__file__).parent
-    for name in METHOD_MODULES:
-        (tmp_path / f"{name}.py").write_text((source / f"{name}.py").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "report").mkdir()
+    for name in (*METHOD_MODULES, *REPORT_MODULES):
+        file = f"{name.replace('.', '/')}.py"
+        (tmp_path / file).write_text((source / file).read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
 
-    def edited(name, old, new):
+    def edited(name, old, new, part="method"):
         path = tmp_path / f"{name}.py"
         text = path.read_text(encoding="utf-8")
         assert old in text
         path.write_text(text.replace(old, new, 1), encoding="utf-8")
         provenance.code_version.cache_clear()
-        return provenance.code_version()["method"]
+        return provenance.code_version()[part]
 
     yield edited
     provenance.code_version.cache_clear()
@@ -55,6 +57,10 @@ def test_prose_does_not_change_the_hash_and_code_does(copy):
     provenance.code_version.cache_clear()
     assert copy("entropy", '"""Matrix entropy', '"""On matrix entropy') == before  # a docstring
     assert copy("entropy", "import math\n", "import math  # of course\n\n") == before  # a comment, a blank line
+    whole = code_version()
+    provenance.code_version.cache_clear()
+    third = copy("report/measures", "def third_of(", "def a_third_of(", part="report")
+    assert third != whole["report"] and provenance.code_version()["method"] == before
     after = copy("entropy", "if alpha > 2:", "if alpha > 3:")
     assert after != before
     assert copy("entropy", "if alpha > 3:", "if alpha > 2:") == before

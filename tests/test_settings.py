@@ -38,6 +38,11 @@ def test_an_unknown_parameter_is_an_error_that_lists_the_known(name, value):
         Settings.from_notebook(notebook(**{name: value}))
 
 
+def test_the_settings_cell_can_be_run_again_in_a_notebook_that_went_on():
+    later = {"settings": Settings(samples=5), "status": "measured", "data": [1.0], "fp": fingerprint()}
+    assert Settings.from_notebook(notebook(samples=7, **later)) == Settings(samples=7)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -73,6 +73,8 @@ def answer(origin: Origin) -> str:
             text += f"with {best['entropy']:.3f}."
         if printed is not None:
             text += f" EAGLE-3's rule, {_braces(printed['layers'])}, has {printed['entropy']:.3f} and place {int(printed['rank']):,}."
+        text += f" Without the first position of each prompt ELSI's set has place {int(chosen['rank_first_dropped']):,}, and "
+        text += f"{_braces(chosen['optimum_first_dropped'])} is best."
         if pd.notna(chosen["stability"]):
             share = f"{100 * chosen['stability']:.0f} %"
             text += f" Over {int(chosen['replicates'])} redraws of the prompts ELSI takes the same set in {share}."
@@ -86,13 +88,18 @@ def _sink(origin: Origin) -> list[str]:
     names = {"figure2": 0, "figure2_beside": 1}
     lines = []
     for name, place in names.items():
-        share = passport and passport["results"].get(f"{name}_rise_share_without_first")
-        if share is not None:
-            rise, left = (passport["results"][f"{name}_{what}"] for what in ("rise", "rise_without_first"))
-            lines.append(
-                f"- **{passport['inputs'][place]['target']}**: entropy rises by {rise:.3f} nats to its late peak; without the first "
-                f"position of each prompt, where the attention sink sits, {left:.3f} nats of rise are left ({100 * share:.0f} %)."
+        about = passport["results"] if passport else {}
+        if f"{name}_rise_share_without_first" in about:
+            text = (
+                f"- **{passport['inputs'][place]['target']}**: entropy rises by {about[f'{name}_rise']:.3f} nats to its late peak, by "
+                f"{about[f'{name}_rise_without_first']:.3f} without the first position of each prompt"
             )
+            if f"{name}_rise_quiet" in about:
+                text += (
+                    f", and by {about[f'{name}_rise_quiet']:.3f} over the {about[f'{name}_quiet_rows']:.0f} of "
+                    f"{about[f'{name}_rows']:.0f} rows that no state of outlying norm, an attention sink, entered"
+                )
+            lines.append(f"{text}.")
     return lines
 
 
@@ -160,19 +167,18 @@ def _measured(origin: Origin) -> dict[str, dict[str, str]]:
 
 def variance(origin: Origin) -> str:
     """Change of the variance between prompts by thirds of depth: reported, and ours in every reading, with its control."""
-    data, passport = _csv("figure4.csv", origin), _passport("figure4", origin)
-    if data is None or passport is None:
+    data = _csv("figure4.csv", origin)
+    if data is None:
         return NOT_HERE
     thirds = ("early", "middle", "late")
     lines = ["| | positions | first position | early | middle | late |", "|---|---|---|--:|--:|--:|"]
     changes = " | ".join(f"{value:+.1f} %" for value in reported_variance_changes().values())
     lines.append(f"| Qwen3-4B, reported | kept by the filter | not stated | {changes} |")
     rows = data[data["quantity"] == "change"]
-    for (reading, first, positions), of in rows.groupby(["reading", "first_position", "positions"], sort=False):
+    for (target, reading, first, positions), of in rows.groupby(["target", "reading", "first_position", "positions"], sort=False):
         row = of.set_index("depth")
         cells = [f"{_percent(row.value[t])} % [{_percent(row.low[t])}, {_percent(row.high[t])}]" for t in thirds if t in row.index]
         chosen = "kept by the filter" if positions == "kept" else "as many at random"
-        target = passport["inputs"][0]["target"]
         lines.append(f"| {target}, measured, {reading} | {chosen} | {first} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -314,7 +320,7 @@ def _percent(change: float) -> str:
 
 
 def _title(quantity: str) -> str:
-    return quantity.replace("S_1", "$S_1$")
+    return quantity.replace("S_1", "$S_1$").replace("negative control", "negative control (ours: the lowest of all)")
 
 
 def _braces(layers: str) -> str:

@@ -27,7 +27,6 @@ from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.provenance import code_version, environment
 from elsi_lib.settings import Settings, find_fingerprint, is_current, results_root
 
-STATUSES = ("measured", "cached", "stale", "not run here")
 FORMAT = "elsi-artefact-1"
 SCREEN_DPI = 192  # twice the 96 pixels that browsers give an inch
 _QUANTISE_ABOVE = 150_000  # bytes: charts of many lines need no more than 256 colours; the gradients of heat maps stay whole
@@ -154,7 +153,7 @@ def status(passport: str | Path) -> str:
     if not path.is_file():
         return "not run here"
     about = json.loads(path.read_text(encoding="utf-8"))
-    if about.get("format") != FORMAT or about["code"]["method"] != code_version()["method"]:
+    if about.get("format") != FORMAT or any(about["code"].get(part) != code_version()[part] for part in ("method", "report")):
         return "stale"
     if any(_sha256(path.parent / name) != sha for name, sha in about["files"].items()):
         return "stale"
@@ -196,7 +195,7 @@ def run_line(settings: Settings, fp: Fingerprint, state: str, *beside: Fingerpri
 
 def _fingerprint_line(fp: Fingerprint, state: str) -> str:
     used = fp.passport["prompts"]["used"]
-    return f"{fp.target}: {used} prompts, {fp.num_layers} layers, fingerprint {fp.sha256[:12]}, {state}"
+    return f"{fp.target}: {used} prompts, {fp.num_layers} layers, fingerprint {fp.sha256[:8]}, {state}"
 
 
 def _save(name, files, settings, fingerprints, texts, results, seconds) -> Artefact:

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from elsi_lib.report.measures import BLOCKS, THIRDS, TOKENS, layer_columns
+from elsi_lib.report.measures import BLOCKS, QUIET, THIRDS, TOKENS, layer_columns
 
 ENTROPY = "matrix entropy $S_1$ (nats)"
 LAYER = "decoder block $j$ (0-based)"
@@ -110,14 +110,19 @@ def figure2(data: pd.DataFrame) -> Figure:
     for column, target in enumerate(targets):
         of = data[data["target"] == target]
         ax = axes[0, column]
-        for first, color, dash in (("kept", BLUE, "-"), ("dropped", ORANGE, "--")):
+        looks = {"kept": (BLUE, "-", "all positions"), "dropped": (ORANGE, "--", "first position of each prompt dropped")}
+        looks[QUIET] = (GREEN, ":", "rows without outlying states")
+        for first, (color, dash, label) in looks.items():
             one = of[of["first_position"] == first]
-            label = "all positions" if first == "kept" else "first position of each prompt dropped"
+            if one.empty:
+                continue
             if one["low"].notna().any():
-                ax.fill_between(one["layer"], one["low"], one["high"], color=color, alpha=0.25, linewidth=0, label="95 % over prompts")
+                about = {"color": color, "alpha": 0.25, "linewidth": 0, "label": "±1.96 s.d. over prompts"}
+                ax.fill_between(one["layer"], one["low"], one["high"], **about)
             ax.plot(one["layer"], one["entropy"], color=color, linestyle=dash, marker="o", markersize=2.5, label=label)
         ax.set_title(target)
         ax.set_ylim(bottom=0)
+        one = of[of["first_position"] == "kept"]
         _layer_axis(ax, len(one), label=not norms)
         if norms:
             below = axes[1, column]
@@ -131,7 +136,7 @@ def figure2(data: pd.DataFrame) -> Figure:
         axes[1, 0].set_ylabel("norm, first position\n/ median of others")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     legend = dict(sorted(zip(labels, handles, strict=True), key=lambda pair: not pair[0].startswith("all")))
-    fig.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3)
+    fig.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=2)
     return fig
 
 
@@ -274,11 +279,17 @@ def _cka_grid(maps: Sequence[dict], row_key: str, row_names: dict[bool, str]) ->
     alone = len(targets) == 1  # then its maps stand side by side
     rows, columns = (1, len(kinds)) if alone else (len(kinds), len(targets))
     fig, axes = _figure(3.45 * rows + 0.2, rows, columns)
-    image = None
+    # Plain CKA lies close to 1: its scale begins at the tenth below the lowest value, or nothing would be seen.
+    lowest = min((float(np.min(entry["matrix"])) for entry in maps if not entry["debiased"]), default=0.0)
+    images = {}
     for entry in maps:
         kind = kinds.index(entry[row_key])
         ax = axes[(0, kind) if alone else (kind, targets.index(entry["target"]))]
-        image = ax.imshow(entry["matrix"], cmap=_CKA_MAP, vmin=0, vmax=1, interpolation="none", origin="upper")
+        # The debiased estimate can be far below zero: a diverging scale, so that no value is clipped.
+        plain = {"cmap": _CKA_MAP, "vmin": np.floor(10 * min(lowest, 0.9)) / 10}
+        scale = {"cmap": "vlag_r", "vmin": -1} if entry["debiased"] else plain
+        image = ax.imshow(entry["matrix"], vmax=1, interpolation="none", origin="upper", **scale)
+        images.setdefault(entry["debiased"], (image, []))[1].append(ax)
         n = len(entry["matrix"])
         for b in entry["boundaries"]:
             for line in (ax.axhline, ax.axvline):
@@ -293,7 +304,9 @@ def _cka_grid(maps: Sequence[dict], row_key: str, row_names: dict[bool, str]) ->
         if ax in axes[:, 0]:
             ax.set_ylabel(LAYER)
         sns.despine(ax=ax, left=True, bottom=True)
-    fig.colorbar(image, ax=axes, label="linear CKA", shrink=0.6 if rows > 1 else 0.9, pad=0.02)
+    for debiased, (image, of) in images.items():
+        name = "debiased CKA" if debiased else "linear CKA"
+        fig.colorbar(image, ax=of, label=name, shrink=0.6 if rows > 1 and len(images) == 1 else 0.9, pad=0.02)
     return fig
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from elsi_lib.report.measures import BLOCKS, THIRDS, TOKENS, layer_columns, third_of
+from elsi_lib.report.measures import BLOCKS, QUIET, THIRDS, TOKENS, layer_columns, third_of
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ def late_rise(profile: np.ndarray) -> tuple[float, int, int]:
 
     Returns:
         Nats from the lowest layer before the late peak to the peak, negative for a profile that only falls; the late peak, which is
-        the highest layer after the midpoint (j >= N / 2); and that lowest layer.
+        the highest layer after the midpoint (j >= N // 2); and that lowest layer.
     """
-    middle = (len(profile) + 1) // 2
+    middle = len(profile) // 2
     peak = middle + int(profile[middle:].argmax())
     low = int(profile[:peak].argmin())
     return float(profile[peak] - profile[low]), peak, low
@@ -104,12 +104,24 @@ def wave(data: pd.DataFrame, mostly: float = 0.5) -> Finding:
         values |= {f"{name}_rise_without_first": rise_dropped}
         if rise > 0:
             share = max(rise_dropped, 0.0) / rise
-            verdict = "most of the wave goes with it" if share <= mostly else "most of the wave stays without it"
-            lines.append(
+            quiet = of[of["first_position"] == QUIET]
+            line = (
                 f"It rises by {rise:.3f} nats from layer {low} to its late peak at layer {peak}. Without the first position of each "
-                f"prompt the rise, to layer {peak_dropped}, is {rise_dropped:.3f} nats, {100 * share:.0f} % of that: {verdict}."
+                f"prompt the rise, to layer {peak_dropped}, is {rise_dropped:.3f} nats, {100 * share:.0f} % of that"
             )
             values |= {f"{name}_rise_share_without_first": share}
+            what = "it"
+            if len(quiet):
+                left, _, _ = late_rise(quiet["entropy"].to_numpy())
+                share, what = max(left, 0.0) / rise, "them"
+                line += (
+                    f"; over the {int(quiet['rows'].iloc[0])} of {int(first_kept['rows'].iloc[0])} rows that no state of outlying "
+                    f"norm entered, at any position, it is {left:.3f} nats, {100 * share:.0f} %"
+                )
+                values |= {f"{name}_rise_quiet": left, f"{name}_rise_share_quiet": share}
+                values |= {f"{name}_quiet_rows": quiet["rows"].iloc[0], f"{name}_rows": first_kept["rows"].iloc[0]}
+            verdict = f"most of the wave goes with {what}" if share <= mostly else f"most of the wave stays without {what}"
+            lines.append(f"{line}: {verdict}.")
         else:
             lines.append("It does not rise to a late peak.")
         norm = first_kept["norm_ratio"].to_numpy()
@@ -160,8 +172,8 @@ def pairs(data: pd.DataFrame, num_layers: int) -> Finding:
 def variance(data: pd.DataFrame) -> Finding:
     """Figure 4: change of the variance between prompts by thirds, and whether random positions do the same."""
     sentences, values = [], {}
-    for (reading, first), of in data.groupby(["reading", "first_position"], sort=False):
-        about = f"{reading}, first position {first}, {int(of['prompts'].iloc[0])} prompts"
+    for (target, reading, first), of in data.groupby(["target", "reading", "first_position"], sort=False):
+        about = f"{target}, {reading}, first position {first}, {int(of['prompts'].iloc[0])} prompts"
         lines = [f"filter {_changes(of, 'kept', 'change')}"]
         if (of["positions"] == "random").any():
             lines.append(f"as many random positions {_changes(of, 'random', 'change')}")
@@ -169,7 +181,8 @@ def variance(data: pd.DataFrame) -> Finding:
         sentences.append(f"- {about}: " + "; ".join(lines) + ".")
         if first == "kept":
             for row in of[(of["quantity"] == "change") & (of["positions"] == "kept")].itertuples():
-                values[f"figure4_{reading.split()[0]}_{row.depth}"] = row.value
+                name = "figure4" if target == data["target"].iloc[0] else "figure4_beside"
+                values[f"{name}_{reading.split()[0]}_{row.depth}"] = row.value
     head = (
         "Change of the variance between prompts (percent, early / middle / late third of depth, 95 % interval; "
         "*falls* or *rises* where the interval leaves out zero):"
@@ -240,7 +253,12 @@ def selections(data: pd.DataFrame) -> Finding:
             share = f"{100 * chosen['stability']:.0f} % of {int(chosen['replicates'])} replicates"
             line += f"; {share} choose the same set (Jaccard {chosen['jaccard']:.2f})"
             values[f"{name}_elsi3_stability"] = chosen["stability"]
-        line += "."
+        line += f". exp(S_1) is {np.exp(chosen['entropy']):.2f}: so many equal directions would have this entropy."
+        if np.isfinite(chosen["rank_first_dropped"]):
+            line += (
+                f" Without the first position of each prompt the set ranks {int(chosen['rank_first_dropped']):,} of "
+                f"{int(chosen['sets']):,}; the best is then {_braces(chosen['optimum_first_dropped'])}."
+            )
         for rule in ("EAGLE3 as printed", "EAGLE3 as its code runs"):
             if rule in rows.index:
                 row = rows.loc[rule]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from elsi_lib.cka import compartments, find_boundaries, permutation_null, transition_scores
 from elsi_lib.entropy import gram_entropy
@@ -20,6 +21,7 @@ from elsi_lib.selection import all_set_entropies, elsi, exhaustive
 
 THIRDS = ("early", "middle", "late")
 FIRST = {True: "kept", False: "dropped"}  # what becomes of each prompt's first position
+QUIET = "quiet rows"
 TOKENS, BLOCKS = "token states", "block averages"  # two readings of "the entropy of a prompt"
 
 
@@ -90,11 +92,14 @@ def wave(fps: Sequence[Fingerprint | None]) -> pd.DataFrame:
         fps: one or more targets; None is passed over.
 
     Returns:
-        Columns target, first_position, layer, entropy (nats), low, high, replicate_mean, replicates, norm_ratio. ``low`` and ``high``
+        Columns target, first_position (kept, dropped, or ``quiet rows``), layer, entropy (nats), low, high, replicate_mean,
+        replicates, norm_ratio, rows. ``low`` and ``high``
         are entropy -/+ 1.96 standard deviations over the bootstrap replicates of prompts, cut at 0: percentiles would need more
         replicates. S_1 of an average has a bias from the number of prompts; ``replicate_mean`` minus entropy estimates it. NaN where
         the variant has no replicates.
         ``norm_ratio`` is the norm of the first position's state over the median norm of the others; NaN where not recorded.
+        ``quiet rows`` leaves out the rows of the representative into which states of outlying norm were averaged, see
+        :func:`quiet_rows`; ``rows`` counts those used.
     """
     parts = []
     for fp, sink in itertools.product(filter(None, fps), (True, False)):
@@ -118,10 +123,34 @@ def wave(fps: Sequence[Fingerprint | None]) -> pd.DataFrame:
                     "replicate_mean": mean,
                     "replicates": 0 if replicates is None else len(replicates),
                     "norm_ratio": ratio,
+                    "rows": fp.block,
                 }
             )
         )
+        quiet = quiet_rows(view.grams)
+        if sink and len(quiet) > 1:
+            entropy = gram_entropy(view.grams[:, quiet][:, :, quiet]).numpy()
+            parts.append(
+                parts[-1].assign(
+                    **{"first_position": QUIET, "entropy": entropy, "rows": len(quiet), "replicates": 0},
+                    **dict.fromkeys(("low", "high", "replicate_mean"), np.nan),
+                )
+            )
     return pd.concat(parts, ignore_index=True)
+
+
+def quiet_rows(grams: Tensor, limit: float = 1.25) -> list[int]:
+    """Rows of the representatives that no state of outlying norm entered: attention sinks, wherever in a prompt they sit.
+
+    An average over a thousand blocks dilutes one outlier, so the limit is low, and rows averaged over few blocks may all exceed it.
+
+    Args:
+        grams: (N, B, B).
+        limit: a row is left out if at any layer it is longer than this times that layer's shortest row.
+    """
+    norms = grams.diagonal(dim1=-2, dim2=-1).sqrt()
+    ratio = (norms / norms.amin(-1, keepdim=True)).amax(0)
+    return (ratio <= limit).nonzero().flatten().tolist()
 
 
 @timed
@@ -159,8 +188,9 @@ def variance_between_prompts(fp: Fingerprint, resamples: int = 2000, seed: int =
 
     Returns:
         Columns reading, first_position, positions (all, kept by the filter, random: equally many), quantity, depth, value, low,
-        high, prompts. Quantity ``mean`` (nats) and ``variance`` (nats squared) are per layer; ``change`` (percent, against all
-        positions) and ``change against random`` (percent, what the filter does beyond leaving fewer rows) per third.
+        high, prompts, target. Quantity ``mean`` (nats) and ``variance`` (nats squared) are per layer; ``change`` (percent, against all
+        positions) and ``change against random`` (percent) per third. Random positions keep the first one, and with it
+        an attention sink, in another share of the prompts than the filter does: compare with the first position dropped.
 
     Raises:
         ElsiError: fewer than 3 prompts.
@@ -193,7 +223,7 @@ def variance_between_prompts(fp: Fingerprint, resamples: int = 2000, seed: int =
             interval = np.nanpercentile(drawn, [2.5, 97.5])
             rows.append((reading, FIRST[sink], positions, quantity, third, own, *interval, count))
     columns = ["reading", "first_position", "positions", "quantity", "depth", "value", "low", "high", "prompts"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=columns).assign(target=fp.target)
 
 
 def _readings(fp: Fingerprint):

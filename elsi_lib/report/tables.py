@@ -33,7 +33,7 @@ ROWS: tuple[tuple[str, str, int], ...] = (
 )
 COLUMNS = (
     "target", "origin", "method", "m", "layers", "entropy", "rank", "sets", "regret", "stability", "jaccard", "replicates",
-    "redundancy", "redundancy_debiased",
+    "redundancy", "redundancy_debiased", "rank_first_dropped", "optimum_first_dropped",
 )  # fmt: skip
 REPORTED_TARGETS = ("Qwen3-4B", "Llama-3.1-8B")
 _REPORTED_ROWS = {
@@ -52,7 +52,8 @@ def table1(fp: Fingerprint) -> pd.DataFrame:
         Columns: target, origin (``measured``), method, m, layers (as ``2 18 33``), entropy (nats), rank (1 is the highest
         entropy), sets (how many of that size there are), regret (nats below the highest), stability (share of bootstrap
         replicates over prompts that choose the same set; NaN for rules, which do not look at the data), jaccard (mean Jaccard
-        similarity to the replicates' sets), replicates, redundancy (mean CKA over the set's pairs, plain and debiased).
+        similarity to the replicates' sets), replicates, redundancy (mean CKA over the set's pairs, plain and debiased),
+        rank_first_dropped and optimum_first_dropped (where the set stands, and which is best, without each prompt's first position).
         A rule whose ids collide on a shallow target is left out.
     """
     held, redundancy = _stabilities(fp), {False: fp.cka().numpy()}
@@ -69,15 +70,16 @@ def table1(fp: Fingerprint) -> pd.DataFrame:
             continue
         layers = chosen.layers
         if layers not in places:
-            places[layers] = standing(fp, layers)
-        place = places[layers]
+            places[layers] = standing(fp, layers), standing(fp.variant(fp.filtered, sink=False), layers)
+        place, dropped = places[layers]
         pairs = list(itertools.combinations(layers, 2))
         means = [
             float(np.mean([redundancy[debiased][pair] for pair in pairs])) if pairs and debiased in redundancy else math.nan
             for debiased in (False, True)
         ]
         row = (fp.target, "measured", label, len(layers), " ".join(map(str, layers)), chosen.entropy)
-        rows.append((*row, place.rank, place.sets, place.regret, *held.get((method, m), (math.nan, math.nan, 0)), *means))
+        row += (place.rank, place.sets, place.regret, *held.get((method, m), (math.nan, math.nan, 0)), *means)
+        rows.append((*row, dropped.rank, " ".join(map(str, dropped.optimum))))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -158,7 +160,7 @@ def table1_markdown(df: pd.DataFrame) -> str:
     """Table 1 for a page: one block per target, the paper's own values in a block of their own."""
     blocks = []
     for target, of in df[df["origin"] == "measured"].groupby("target", sort=False):
-        head = "| method | layers | $S_1$ (nats) | rank | regret (nats) | same set | Jaccard | mean CKA | debiased |"
+        head = "| method | layers | $S_1$ (nats) | rank | regret (nats) | rank, first dropped | same set | mean CKA | debiased |"
         lines = [head, "|---|---|--:|--:|--:|--:|--:|--:|--:|"]
         for row in of.itertuples():
             cells = (
@@ -167,8 +169,8 @@ def table1_markdown(df: pd.DataFrame) -> str:
                 f"{row.entropy:.4f}",
                 f"{int(row.rank):,} of {int(row.sets):,}",
                 f"{row.regret:.4f}",
+                f"{int(row.rank_first_dropped):,}",
                 "" if math.isnan(row.stability) else f"{100 * row.stability:.0f} %",
-                _number(row.jaccard, 2),
                 _number(row.redundancy, 3),
                 _number(row.redundancy_debiased, 3),
             )

@@ -79,7 +79,7 @@ def test_runs_with_other_parameters(path, parameters, results, tmp_path, monkeyp
     streams = [output for output in outputs(notebook) if output.output_type == "stream"]
     assert not [output.text for output in streams if output.name == "stderr"]  # no bars, no warnings
     assert "tiny-a: 8 prompts, 8 layers" in streams[0].text
-    if path.stem in ("01_wave", "04_compartments", "05_selection"):
+    if path.stem in ("01_wave", "03_filter", "04_compartments", "05_selection"):
         assert "not shown" in streams[0].text and 'target = "' in streams[0].text  # no fingerprint of the second target yet
     shown = [output for output in outputs(notebook) if "image/png" in output.get("data", {})]
     assert len(shown) == sum(name.startswith("figure") for name in MAKES[path.stem])
