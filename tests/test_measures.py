@@ -10,6 +10,7 @@ from elsi_lib.entropy import gram_entropy, matrix_entropy
 from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report import findings, measures
+from elsi_lib.selection import elsi, standing
 from elsi_lib.settings import Settings, project_root
 
 FP = fingerprint(layers=9, prompts=7)
@@ -125,6 +126,17 @@ def test_frontier_regret_is_against_all_sets():
         beam = of[of["source"] == "beam"]
         assert beam["entropy"].is_monotonic_decreasing
         np.testing.assert_allclose(beam["regret"], best - beam["entropy"], atol=1e-12)
+
+
+def test_every_set_of_the_beam_has_its_rank_share_and_redundancy():
+    data = measures.frontier(FP, 3)
+    for row in data.itertuples():
+        place = standing(FP, row.layers)
+        assert (row.rank, row.sets) == (place.rank, place.sets)
+        assert row.redundancy == pytest.approx(place.redundancy, nan_ok=True)
+    for size, of in data[data["source"] == "beam"].groupby("size"):
+        again = [elsi(grams, size).layers for grams in FP.bootstrap]
+        assert list(of["share"]) == [again.count(layers) / len(again) for layers in of["layers"]]
 
 
 def test_measures_say_how_long_they_took():

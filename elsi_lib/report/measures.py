@@ -17,7 +17,7 @@ from elsi_lib.cka import compartments, find_boundaries, permutation_null, transi
 from elsi_lib.entropy import gram_entropy
 from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import SPECTRA, Fingerprint
-from elsi_lib.selection import all_set_entropies, elsi, exhaustive
+from elsi_lib.selection import all_set_entropies, elsi, exhaustive, stability
 
 THIRDS = ("early", "middle", "late")
 FIRST = {True: "kept", False: "dropped"}  # what becomes of each prompt's first position
@@ -317,13 +317,25 @@ def frontier(fp: Fingerprint, m: int = 3, keep: int = 10, **options) -> pd.DataF
 
     Returns:
         Columns size, place (1 for the best), layers (tuple), entropy (nats), regret (nats below the exhaustive optimum of that
-        size, >= 0), source (``beam``, and one row ``exhaustive`` per size).
+        size, >= 0), source (``beam``, and one row ``exhaustive`` per size), rank among the ``sets`` of that size, share (of the
+        bootstrap replicates in which ELSI at this size chooses the set; NaN without replicates), redundancy (mean CKA over the
+        set's pairs; NaN for one layer).
     """
     beam = elsi(fp, m, **options).frontier
+    similarity = fp.cka().numpy()
     rows = []
     for size, sets in enumerate(beam, start=1):
+        chosen = [] if fp.bootstrap is None else stability(fp, "elsi", size, **options).sets
         best = exhaustive(fp, size)
-        rows.append((size, 1, best.layers, best.entropy, 0.0, "exhaustive"))
-        for place, (layers, entropy) in enumerate(sets[:keep], start=1):
-            rows.append((size, place, layers, entropy, max(best.entropy - entropy, 0.0), "beam"))
-    return pd.DataFrame(rows, columns=["size", "place", "layers", "entropy", "regret", "source"])
+        entropies = all_set_entropies(fp, size)[1]
+        shown = [(1, best.layers, best.entropy, "exhaustive")]
+        shown += [(place, *scored, "beam") for place, scored in enumerate(sets[:keep], start=1)]
+        for place, layers, entropy, source in shown:
+            rank = int((entropies > entropy + 1e-12).sum()) + 1  # the same set summed in another order differs in the last bits
+            share = chosen.count(layers) / len(chosen) if chosen else np.nan
+            pairs = [similarity[pair] for pair in itertools.combinations(layers, 2)]
+            redundancy = float(np.mean(pairs)) if pairs else np.nan
+            row = (size, place, layers, entropy, max(best.entropy - entropy, 0.0), source)
+            rows.append((*row, rank, len(entropies), share, redundancy))
+    columns = ["size", "place", "layers", "entropy", "regret", "source", "rank", "sets", "share", "redundancy"]
+    return pd.DataFrame(rows, columns=columns)
