@@ -2,10 +2,11 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help book site reproduce test lint bench setup lock clean
+.PHONY: help book site reproduce test test-engines lint bench setup lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := _build/engines
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # A neighbouring folder `shared` may hold targets and data that cannot be downloaded; every file is verified before use.
 ELSI_ASSETS ?= $(abspath $(wildcard ../shared))
@@ -14,7 +15,7 @@ export ELSI_ASSETS
 export OMP_WAIT_POLICY ?= PASSIVE
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 book: setup  ## fetch, calibrate SmolLM2-135M, run the notebooks, render the site; again: only what changed
 	$(BIN)/python workflow/build_book.py book
@@ -29,11 +30,15 @@ test: setup lint  ## ruff, pytest, and nbval: the notebooks' committed outputs a
 	$(BIN)/python -m pytest
 	$(if $(NOTEBOOKS),ELSI_RESULTS=$(CURDIR)/_build/nbval $(BIN)/python -m pytest --nbval --nbval-current-env $(NOTEBOOKS))
 
+test-engines: setup $(ENGINES)/.installed  ## exports read by speculators, in an environment of its own; ELSI_DRAFT=FOLDER tries that draft
+	$(BIN)/python -m pytest tests/engines/test_speculators.py
+
 lint: setup  ## ruff
 	$(BIN)/ruff check
 
-bench: setup  ## measure the claims about speed, as ratios within one run
+bench: setup  ## measure the claims about speed, as ratios within one run; ELSI_DRAFT=FOLDER for those that need a trained draft
 	$(BIN)/python bench/bench.py
+	$(BIN)/python bench/speculative.py $(if $(ELSI_DRAFT),--draft $(ELSI_DRAFT))
 
 setup: $(VENV)/.package  ## .venv with exactly what requirements.lock names; redone only when it changes
 
@@ -51,6 +56,13 @@ clean:  ## remove what was built; .venv and the download cache stay
 $(VENV)/.lock: requirements.lock
 	workflow/find_python -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --requirement requirements.lock
+	touch $@
+
+# torchvision and torchaudio come along and do not import beside this torch; nothing here needs them.
+$(ENGINES)/.installed: tests/engines/requirements.txt
+	workflow/find_python -m venv --clear $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --disable-pip-version-check --no-compile --requirement $<
+	$(ENGINES)/bin/python -m pip uninstall --disable-pip-version-check --yes torchvision torchaudio
 	touch $@
 
 $(VENV)/.package: $(VENV)/.lock pyproject.toml

@@ -1,4 +1,4 @@
-"""The command line ``elsi``: targets, fetch, calibrate, merge, select, show.
+"""The command line ``elsi``: targets, fetch, calibrate, merge, select, show; drafts are the matter of ``cli_speculative``.
 
 Thin over the functions that notebooks use. Results go to standard output, progress and notes to standard error. An error is one
 line, ``elsi: ...``; exit codes: 0 done, 1 the machine or the network is in the way, 2 bad usage or bad input, 130 Ctrl-C, 141 the
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elsi_lib import cli_output as out
+from elsi_lib import cli_speculative
 from elsi_lib.cli_errors import OneLineErrors
 from elsi_lib.errors import AssetError, ElsiError
 
@@ -271,6 +272,9 @@ def show(fingerprint: Annotated[Path, typer.Argument(metavar="FP", help="A finge
 
     loaded = Fingerprint.load(_fingerprint_file(str(fingerprint)) or fingerprint)
     out.fingerprint(loaded, is_current(loaded))
+
+
+cli_speculative.register(app)
 
 
 # Parts of the commands

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -288,3 +289,93 @@ def _baselines(found: dict[str, Any]) -> None:
     _print(table)
     for why in missing:
         _sentence(why)
+
+
+# elsi train, elsi evaluate
+
+
+def note(message: str) -> None:
+    """A line on standard error."""
+    print(plain(message), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def counting(what: str, unit: str) -> Iterator[Any]:
+    """Gives a function of (done, in all) that shows progress and the time left: a bar where somebody watches, now and then a line
+    in a log."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from elsi_lib.progress import watched
+
+    if not watched():
+        start, shown = time.monotonic(), [0.0]
+
+        def tell(done: int, total: int) -> None:
+            spent = time.monotonic() - start
+            if done == total or spent - shown[0] >= 60:
+                shown[0] = spent
+                note(f"{what}: {done} of {total} {unit}, {spent / 60:.0f} min")
+
+        yield tell
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def training_plan(plan: Any, sets: list[tuple[int, ...]]) -> None:
+    """What :func:`elsi_lib.study.plan_training` expects."""
+    _facts([
+        ("layer sets", "; ".join(map(_layers, sets))),
+        ("prompts", f"{plan.prompts:,} of {plan.prompt_tokens:,} tokens"),
+        ("answers", f"at most {plan.answer_tokens:,} tokens, written by the target"),
+        ("steps", f"at most {plan.steps:,} of the optimiser"),
+        ("parameters", f"{plan.parameters:,} in {plan.drafts} drafts"),
+        ("memory", f"{plan.memory / 2**30:.1f} GiB for weights and optimiser, and as much again as a batch needs"),
+        ("answering", f"at most {plan.seconds_answers / 60:,.0f} min"),
+        ("training", f"at most {plan.seconds_training / 60:,.0f} min"),
+    ])
+    _sentence("Times are scaled up from a short trial on this machine. Nothing was written.")
+
+
+def trained(drafts: dict[str, tuple[int, ...]], folder: Path) -> None:
+    """Where the drafts are."""
+    for name, layers in drafts.items():
+        print(f"draft of layers {_layers(layers)}: {folder / name}")
+    print(f"learning curves: {folder / 'training.csv'}")
+
+
+def evaluated(taus: Any, differences: Any, about: dict[str, Any], path: Path | None) -> None:
+    """tau over all questions, and each draft against the first."""
+    print(f"{about['prompts']}: {about['questions']} questions, answers of at most {about['max_new_tokens']} tokens\n")
+    table = _table("draft", "nodes", "T", "tau", "95 %", "against the first", "Holm's p", right=("nodes", "T", "tau", "Holm's p"))
+    keys = ["method", "nodes", "temperature"]
+    pooled = [f[(f["group"] == "overall") & (f["average"] == "pooled")].set_index(keys) for f in (taus, differences)]
+    for key, row in pooled[0].iterrows():
+        against = ("", "")
+        if key in pooled[1].index:
+            other = pooled[1].loc[key]
+            against = (f"{other['difference']:+.3f} ({other['low']:+.3f} to {other['high']:+.3f})", f"{other['p_holm']:.3g}")
+        table.add_row(key[0], str(key[1]), f"{key[2]:g}", f"{row['tau']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}", *against)
+    _print(table)
+    if path is not None:
+        print(f"\nsaved {path}")
+
+
+# elsi export
+
+
+def exported(made: Any, titles: dict[str, str]) -> None:
+    """What :func:`elsi_lib.speculative.export.export_draft` wrote, and the ids by which each engine takes it."""
+    _facts([
+        ("target", made.target),
+        ("layers", _layers(made.layers)),
+        ("weights", made.dtype),
+    ])
+    print()
+    table = _table("engine", "layer ids", fold=("layer ids",))
+    for name, title in titles.items():
+        table.add_row(title, _layers(made.ids[name]) if name in made.ids else plain(f"none, {made.reasons[name]}"))
+    _print(table)
+    print(f"\nsaved {made.folder}; its README.md says how to serve it")

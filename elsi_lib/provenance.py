@@ -17,7 +17,13 @@ CALIBRATION_MODULES = (
     *("prompts", "conversations", "repair", "targets", "loading"),
 )
 METHOD_MODULES = (*CALIBRATION_MODULES, "cka", "selection")
+SPECULATIVE_MODULES = tuple(
+    f"speculative.{name}"
+    for name in ("draft", "vocabulary", "attention", "loss", "distill", "noise", "dialogue", "generate", "answers")
+    + ("tree", "lazy_tree", "replay", "decode", "grid")
+)
 REPORT_MODULES = ("report.measures", "report.tables", "report.findings")
+TAU_MODULES = ("report.tau", "report.study", "report.tau_tables", "report.tau_measures", "report.tau_findings")
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors")
 
 
@@ -25,15 +31,22 @@ PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors")
 def code_version() -> dict[str, str]:
     """Version of the library and hashes of its code, which comments and docstrings do not change.
 
-    ``calibration`` covers what a fingerprint depends on, ``method`` that and the selection, ``report`` what makes figures and
-    tables of it: a figure may be stale where the fingerprint under it is not.
+    ``calibration`` covers what a fingerprint depends on, ``method`` that and the selection, ``speculative`` drafts and tau,
+    ``report`` what makes figures and tables of it: a figure may be stale where the fingerprint under it is not.
     """
     return {
         "elsi_lib": metadata.version("elsi-lib"),
         "calibration": _hash_of(CALIBRATION_MODULES),
         "method": _hash_of(METHOD_MODULES),
+        "speculative": _hash_of(SPECULATIVE_MODULES),
         "report": _hash_of(REPORT_MODULES),
     }
+
+
+@cache
+def tau_version() -> dict[str, str]:
+    """Hash of the code that makes tables 2 and 3 and their figures of a study's results, as in :func:`code_version`."""
+    return {"tau": _hash_of(TAU_MODULES)}
 
 
 def _hash_of(modules: tuple[str, ...]) -> str:

@@ -16,6 +16,7 @@ from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.provenance import code_version
 
 PRESETS: dict[str, dict[str, int]] = tomllib.loads((Path(__file__).parent / "presets.toml").read_text(encoding="utf-8"))
+EVALUATIONS = ("spec-bench", "own")
 DEFAULT_TARGET = "smollm2-135m-instruct"
 
 
@@ -32,6 +33,7 @@ class Settings:
         block: B, rows of a representative.
         seed: of sampling, bootstrap and random controls.
         preset: one of quick, cpu, paper.
+        evaluation: questions that tau is measured on: "spec-bench", or "own" for the prompts in data/prompts.
     """
 
     target: str = DEFAULT_TARGET
@@ -42,6 +44,7 @@ class Settings:
     block: int = 32
     seed: int = 0
     preset: str = "cpu"
+    evaluation: str = "spec-bench"
 
     def __post_init__(self):
         for field in fields(self):
@@ -51,6 +54,8 @@ class Settings:
                 raise ElsiError(f"parameter {field.name} = {value!r}: {field.type} is expected (papermill -r keeps a string as it is)")
         if self.preset not in PRESETS:
             raise ElsiError(f"preset {self.preset!r} unknown: one of {', '.join(PRESETS)}")
+        if self.evaluation not in EVALUATIONS:
+            raise ElsiError(f"evaluation {self.evaluation!r} unknown: one of {', '.join(EVALUATIONS)}")
         if self.samples < 0:
             raise ElsiError(f"samples = {self.samples}: a number of conversations, or 0 for the preset's")
         if not 0 < self.rho <= 1:
@@ -82,7 +87,7 @@ class Settings:
         return cls(**{name: value for name, value in given.items() if name in known})
 
     def size(self, name: str) -> int:
-        """A number of the preset (samples, max_tokens, bootstrap, spectra), unless it was given."""
+        """A number of the preset, see presets.toml, unless it was given."""
         if name == "samples" and self.samples:
             return self.samples
         return PRESETS[self.preset][name]
@@ -94,7 +99,7 @@ class Settings:
         parts = [
             f"{name}-{_slug(value)}" if name != "preset" else _slug(value)
             for name, value in asdict(self).items()
-            if name not in ("target", "beside", "samples") and value != getattr(default, name)
+            if name not in ("target", "beside", "samples", "evaluation") and value != getattr(default, name)
         ]
         if self.size("samples") != PRESETS[self.preset]["samples"]:
             parts.append(f"samples-{self.samples}")

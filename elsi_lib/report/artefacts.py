@@ -24,8 +24,9 @@ from PIL import Image
 from elsi_lib.errors import ElsiError
 from elsi_lib.files import replaced
 from elsi_lib.fingerprint import Fingerprint
-from elsi_lib.provenance import code_version, environment
-from elsi_lib.settings import Settings, find_fingerprint, is_current, results_root
+from elsi_lib.provenance import code_version, environment, tau_version
+from elsi_lib.report.study import STUDY_FOLDER, file_hashes
+from elsi_lib.settings import Settings, find_fingerprint, is_current, project_root, results_root
 
 FORMAT = "elsi-artefact-1"
 SCREEN_DPI = 192  # twice the 96 pixels that browsers give an inch
@@ -80,6 +81,7 @@ def save_figure(
     alt: str,
     results: Mapping[str, Any] | None = None,
     seconds: float | None = None,
+    study: str | Path | None = None,
 ) -> Artefact:
     """Write a figure, the numbers it draws and its passport to ``settings.output``.
 
@@ -94,6 +96,7 @@ def save_figure(
         alt: what a reader who does not see it should know.
         results: further numbers for the passport, e.g. compartments.
         seconds: time the computation took; by default ``data.attrs["seconds"]``, where the measures leave it.
+        study: folder of the study that the numbers were computed from too, see :mod:`elsi_lib.report.study`.
 
     Raises:
         ElsiError: no caption or alternative text, a name that is not a file name, or a disk that cannot be written.
@@ -101,7 +104,8 @@ def save_figure(
     if not alt.strip():
         raise ElsiError(f"{name} has no alternative text: say what a reader who does not see it should know")
     files = {f"{name}.svg": _render(fig, "svg"), f"{name}.png": _render(fig, "png"), f"{name}.csv": _csv(data)}
-    return _save(name, files, settings, fingerprints, {"caption": caption, "alt": alt}, results, seconds or data.attrs.get("seconds"))
+    seconds = seconds or data.attrs.get("seconds")
+    return _save(name, files, settings, fingerprints, {"caption": caption, "alt": alt}, results, seconds, study)
 
 
 def save_table(
@@ -114,6 +118,7 @@ def save_table(
     markdown: str | None = None,
     results: Mapping[str, Any] | None = None,
     seconds: float | None = None,
+    study: str | Path | None = None,
 ) -> Artefact:
     """Write a table as CSV, as Markdown for pages, and its passport; arguments as for :func:`save_figure`.
 
@@ -122,7 +127,7 @@ def save_table(
     """
     text = df.to_markdown(index=False) if markdown is None else markdown
     files = {f"{name}.csv": _csv(df), f"{name}.md": (text.rstrip("\n") + "\n").encode()}
-    return _save(name, files, settings, fingerprints, {"caption": caption}, results, seconds or df.attrs.get("seconds"))
+    return _save(name, files, settings, fingerprints, {"caption": caption}, results, seconds or df.attrs.get("seconds"), study)
 
 
 def load_artefact(name: str, settings: Settings) -> Artefact:
@@ -145,7 +150,7 @@ def status(passport: str | Path) -> str:
 
     Returns:
         - ``"not run here"``: there is no such result;
-        - ``"stale"``: the method's code, an input fingerprint or a file of the result has changed since;
+        - ``"stale"``: the method's code, an input (fingerprint, study) or a file of the result has changed since;
         - ``"measured"``: made in this run's results folder, on a machine like this one;
         - ``"cached"``: made elsewhere, and still current.
     """
@@ -161,6 +166,8 @@ def status(passport: str | Path) -> str:
         return "stale"
     recorded = [entry and entry["fingerprint"] for entry in about["inputs"]]
     if recorded != _current_inputs(about["parameters"], path.parent)[: len(recorded)]:
+        return "stale"
+    if "study" in about and not _study_current(about, path.parent):
         return "stale"
     here = path.resolve().is_relative_to(results_root().resolve()) and about["environment"] == environment()
     return "measured" if here else "cached"
@@ -198,7 +205,7 @@ def _fingerprint_line(fp: Fingerprint, state: str) -> str:
     return f"{fp.target}: {used} prompts, {fp.num_layers} layers, fingerprint {fp.sha256[:8]}, {state}"
 
 
-def _save(name, files, settings, fingerprints, texts, results, seconds) -> Artefact:
+def _save(name, files, settings, fingerprints, texts, results, seconds, study) -> Artefact:
     if not texts["caption"].strip():
         raise ElsiError(f"{name} has no caption: say what it shows")
     if not fingerprints or fingerprints[0] is None:
@@ -220,6 +227,8 @@ def _save(name, files, settings, fingerprints, texts, results, seconds) -> Artef
         "environment": environment(),
         "seconds": None if seconds is None else round(seconds, 2),
     }
+    if study is not None:
+        passport |= {"study": file_hashes(study), "code": passport["code"] | tau_version()}
     folder = settings.output
     path = folder / f"{name}.json"
     old = _read(path)
@@ -263,6 +272,15 @@ def _current_inputs(parameters: dict[str, Any], folder: Path) -> list[str | None
             found = find_fingerprint(one)
             hashes.append(found[1].sha256 if found else None)
     return hashes
+
+
+def _study_current(about: dict[str, Any], folder: Path) -> bool:
+    """Whether the study that stands next to the result, or with the project, is still the one it was made of, by today's code."""
+    places = [folder / STUDY_FOLDER]
+    if root := project_root():
+        places.append(root / "data" / "results" / about["run"] / STUDY_FOLDER)
+    found = next((place for place in places if place.is_dir()), None)
+    return found is not None and about["study"] == file_hashes(found) and about["code"].get("tau") == tau_version()["tau"]
 
 
 def _name_only(settings: Settings, target: str) -> str:

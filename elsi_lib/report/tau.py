@@ -16,6 +16,7 @@ Spec-Bench reports it; ``questions`` = mean over questions of their tau; ``categ
 Groups: ``overall``, ``mt-bench`` (the eight two-turn categories of Spec-Bench together), and each category.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -79,12 +80,12 @@ def tau_table(totals: pd.DataFrame, *, resamples: int = 10_000, seed: int = 0, l
         names, sizes, values = _by_category(questions[questions["steps"] > 0], setting)
         own = _group_sums(values, np.ones((1, len(values))), sizes)
         drawn = _group_sums(values, _bootstrap_weights(sizes, resamples, seed), sizes)
+        kinds, tokens, steps = (questions[column].to_numpy() for column in ("category", "tokens", "steps"))
         for group, members in groups(questions["category"]):
-            inside = np.isin(names, members)
+            inside, of = np.isin(names, members), np.isin(kinds, members)
             taus, draws = _averages(own[:, inside]), _averages(drawn[:, inside])
-            of = questions[questions["category"].isin(members)]
-            empty = int((of["steps"] == 0).sum())
-            counts = (len(of) - empty, empty, int(of["tokens"].sum()), int(of["steps"].sum()))
+            empty = int((steps[of] == 0).sum())
+            counts = (int(of.sum()) - empty, empty, int(tokens[of].sum()), int(steps[of].sum()))
             for average in AVERAGES:
                 rows.append((*setting, group, average, taus[average][0], *np.quantile(draws[average], ends), *counts))
     return pd.DataFrame(rows, columns=[*SETTING, "group", "average", "tau", "low", "high", "questions", "empty", "tokens", "steps"])
@@ -160,7 +161,12 @@ def holm(p: Iterable[float]) -> np.ndarray:
 
 def smallest_detectable(standard_error: float, alpha: float = 0.05, power: float = 0.80) -> float:
     """The true difference that a two-sided test at ``alpha`` finds with probability ``power``, in the unit of the standard error."""
-    return float((norm.ppf(1 - alpha / 2) + norm.ppf(power)) * standard_error)
+    return _quantiles(alpha, power) * standard_error
+
+
+@lru_cache
+def _quantiles(alpha: float, power: float) -> float:
+    return float(norm.ppf(1 - alpha / 2) + norm.ppf(power))
 
 
 def groups(categories: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
@@ -178,8 +184,9 @@ def _by_category(questions: pd.DataFrame, setting: tuple) -> tuple[tuple[str, ..
     """Categories, their sizes, and (n, 4) values per answered question, categories in that order: tokens, steps, tau, 1."""
     if questions.empty:
         raise ElsiError(f"{_named(setting)}: every answer is empty; tau is undefined")
-    names = _in_order(questions["category"].unique())
-    sizes = tuple(int((questions["category"] == name).sum()) for name in names)
+    counts = Counter(questions["category"].tolist())
+    names = _in_order(counts)
+    sizes = tuple(counts[name] for name in names)
     tokens, steps = (questions[column].to_numpy(dtype=np.float64) for column in ("tokens", "steps"))
     return names, sizes, np.stack([tokens, steps, tokens / steps, np.ones_like(steps)], axis=1)
 

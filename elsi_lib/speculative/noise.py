@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -36,11 +37,18 @@ def gumbel(seed: int, question: int | str, position: int, size: int) -> Tensor:
     """
     if size < 1:
         raise ElsiError(f"noise of size {size}: the size of a vocabulary is at least 1")
+    return torch.from_numpy(_from_words(_words(seed, question, position, size)))
+
+
+def _words(seed: int, question: int | str, position: int, size: int) -> np.ndarray:
     place = json.dumps([int(seed), str(question), int(position)])
     key = int.from_bytes(hashlib.sha256(place.encode()).digest()[:16], "little")
-    words = np.random.Philox(key=key).random_raw(size)
+    return np.random.Philox(key=key).random_raw(size)
+
+
+def _from_words(words: np.ndarray) -> np.ndarray:
     uniform = ((words >> np.uint64(12)) + 0.5) * 2.0**-52  # in the open interval (0, 1): both logarithms are finite
-    return torch.from_numpy(-np.log(-np.log(uniform)))
+    return -np.log(-np.log(uniform))
 
 
 def check_temperature(temperature: float) -> float:
@@ -72,3 +80,41 @@ def pick(logits: Tensor, temperature: float, seed: int, question: int | str, pos
         return int(logits.argmax())
     noise = gumbel(seed, question, position, len(logits)).to(logits.device)
     return int(((logits.double() - top.double()) / temperature + noise).argmax())  # from the top: a small T cannot overflow
+
+
+def pick_many(logits: Tensor, temperature: float, seed: int, questions: Sequence[int | str], positions: Sequence[int]) -> list[int]:
+    """:func:`pick` for n places at once, with the same result and most logarithms saved.
+
+    The noise of the most likely token sets a mark. To win, another token needs E = -log(u) of at most exp((logit - top) / T - mark),
+    and 1 - u is at most E: one comparison in float32, with room for its rounding, leaves few tokens to work out exactly.
+
+    Args:
+        logits: (n, V).
+        questions, positions: n each.
+
+    Raises:
+        ElsiError: as :func:`pick`; another number of questions or positions than rows.
+    """
+    temperature = check_temperature(temperature)
+    if logits.ndim != 2 or not logits.numel() or not len(logits) == len(questions) == len(positions):
+        raise ElsiError(
+            f"logits of shape {tuple(logits.shape)} for {len(questions)} questions and {len(positions)} positions: one row for each"
+        )
+    top, first = logits.max(-1)
+    if not bool(torch.isfinite(top).all()):
+        row = int((~torch.isfinite(top)).nonzero()[0])
+        pick(logits[row], temperature, seed, questions[row], positions[row])  # raises
+    if temperature == 0:
+        return first.tolist()
+    logits, top = logits.detach().cpu(), top.cpu()
+    room = (logits.float() - top.float()[:, None]).div_(temperature).exp_().mul_(1.001 * 2.0**32).numpy()
+    picks = []
+    for row, (question, position, best) in enumerate(zip(questions, positions, first.tolist(), strict=True)):
+        words = _words(seed, question, position, logits.shape[1])
+        mark = _from_words(words[best : best + 1])[0]
+        high = np.invert((words >> np.uint64(32)).astype(np.uint32)).astype(np.float32)  # 2^32 (1 - u), rounded down
+        few = np.flatnonzero(high <= room[row] * np.float32(math.exp(-mark)))
+        few = np.union1d(few, [best])
+        scores = (logits[row, few].double() - top[row].double()) / temperature + torch.from_numpy(_from_words(words[few]))
+        picks.append(int(few[scores.argmax()]))
+    return picks

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from elsi_lib.errors import ElsiError
 
+_BLOCK = 64
+
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
@@ -62,10 +64,12 @@ class Nodes:
     @cached_property
     def mask(self) -> Tensor:
         """(n, n) bool: row i is true at node i and its ancestors. The root and all before it are seen by every node."""
-        mask = torch.eye(len(self), dtype=torch.bool)
-        for node, parent in enumerate(self.parents.tolist()):
-            if parent >= 0:
-                mask[node] |= mask[parent]
+        rows, mask = torch.arange(len(self)), torch.eye(len(self), dtype=torch.bool)
+        above = self.parents
+        while len(rows):
+            rows, above = rows[above >= 0], above[above >= 0]
+            mask[rows, above] = True
+            above = self.parents[above]
         return mask
 
     @cached_property
@@ -73,6 +77,17 @@ class Nodes:
         """(parent, token) -> node."""
         keys = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
         return {key: node for node, key in enumerate(keys)}
+
+    @classmethod
+    def empty(cls) -> Nodes:
+        """Nothing drafted."""
+        none = torch.zeros(0, dtype=torch.long)
+        return cls(none, none, none, none.double())
+
+    def first_levels(self, depth: int) -> Nodes:
+        """The nodes no deeper than ``depth``; nodes are given level by level, so these come first."""
+        n = int((self.depths <= depth).sum())
+        return self if n == len(self) else Nodes(self.tokens[:n], self.parents[:n], self.depths[:n], self.scores[:n])
 
     def with_root(self, token: int) -> tuple[Tensor, Tensor, Tensor]:
         """What the target verifies: tokens (n+1,), mask (n+1, n+1) and relative positions (n+1,), with the root at 0."""
@@ -83,7 +98,7 @@ class Nodes:
         return torch.cat([torch.tensor([token]), self.tokens]), mask, torch.cat([torch.zeros(1, dtype=torch.long), self.positions])
 
 
-def expand(step: Step, root_state: Any, depth: int = 5, top_k: int = 10, ids: Tensor | None = None) -> Nodes:
+def expand(step: Step, root_state: Any, depth: int = 5, top_k: int = 10, ids: Tensor | None = None, keep: int | None = None) -> Nodes:
     """Grow a tree and keep every candidate (EAGLE-2): ``depth`` + 1 drafted levels, top_k + depth * top_k^2 nodes at most.
 
     The root gets its ``top_k`` likeliest children. Then ``depth`` times, the ``top_k`` nodes of the newest level with the highest
@@ -96,6 +111,8 @@ def expand(step: Step, root_state: Any, depth: int = 5, top_k: int = 10, ids: Te
         depth: 0 or more (EAGLE: 5).
         top_k: 1 or more (EAGLE: 10); the W children of a small vocabulary may be fewer.
         ids: (W,) token of each column, as the draft vocabulary's ``ids``; None where columns are tokens.
+        keep: drafted nodes that :func:`best_nodes` will keep; nodes that ``keep`` others precede are not expanded, for their children
+            are not kept either, and its result is the same. None expands all.
 
     Raises:
         ElsiError: depth below 0, top_k below 1, log-probabilities of another shape, above 0, or NaN.
@@ -108,13 +125,17 @@ def expand(step: Step, root_state: Any, depth: int = 5, top_k: int = 10, ids: Te
     state = root_state
     for level in range(1, depth + 2):
         log_probs, state = step(state, frontier)
-        values, columns = _children(log_probs, len(rows), top_k)
+        values, columns = children(log_probs, len(rows), top_k)
         k = values.shape[1]
         tokens.append((columns if ids is None else ids[columns]).reshape(-1))
         parents.append(rows.repeat_interleave(k))
         depths.append(torch.full((len(rows) * k,), level))
         scores.append((above[:, None] + values).reshape(-1))
         best = torch.sort(scores[-1], descending=True, stable=True).indices[:top_k]
+        if keep is not None and level <= depth:
+            best = best[_rank(torch.cat(scores))[first + best] < keep]
+            if not len(best):
+                break
         frontier = Frontier(tokens[-1][best], best // k, level)
         rows, above, first = first + best, scores[-1][best], first + len(rows) * k
     return Nodes(torch.cat(tokens), torch.cat(parents), torch.cat(depths), torch.cat(scores))
@@ -160,17 +181,64 @@ def longest_match(tree: Nodes, continuation: Sequence[int] | Tensor) -> tuple[in
     return len(path), tuple(path)
 
 
-def _children(log_probs: Tensor, n: int, top_k: int) -> tuple[Tensor, Tensor]:
-    """The top_k entries of each row, best first, of equals the lower column first: (n, k) float64 and their columns."""
+def _rank(scores: Tensor) -> Tensor:
+    """How many candidates precede each one: (n,)."""
+    rank = torch.empty(len(scores), dtype=torch.long)
+    rank[torch.sort(scores, descending=True, stable=True).indices] = torch.arange(len(scores))
+    return rank
+
+
+def children(log_probs: Tensor, n: int, top_k: int) -> tuple[Tensor, Tensor]:
+    """The children that each of n expanded nodes gets: its top_k entries, best first, of equals the lower column first.
+
+    Args:
+        log_probs: (n, W), row i for the children of node i. Logits in bfloat16 often tie, so the order of equals matters.
+
+    Returns:
+        ``(values, columns)``: (n, k) float64 and int64 on the CPU, k = min(top_k, W).
+
+    Raises:
+        ElsiError: another shape, log-probabilities above 0 or NaN.
+    """
     if log_probs.ndim != 2 or len(log_probs) != n or not log_probs.shape[1]:
         raise ElsiError(f"log-probabilities of shape {tuple(log_probs.shape)} for {n} nodes: one row for each is expected")
-    k, W = min(top_k, log_probs.shape[1]), log_probs.shape[1]
-    values, columns = log_probs.topk(min(k + 1, W))
-    if not bool((values[:, 0] <= 0).all()):  # NaN is above everything to topk, and compares false
+    k = min(top_k, log_probs.shape[1])
+    if log_probs.dtype == torch.float32:
+        best, columns = _top_float32(log_probs, k)
+    else:
+        best, columns = (part[:, :k] for part in log_probs.sort(descending=True, stable=True))
+    if not bool((best[:, 0] <= 0).all()):  # NaN is above everything to sort and amax, and compares false
         raise ElsiError("log-probabilities above 0 or NaN from the draft: take log_softmax, in float32")
-    if k < W and bool((values[:, k - 1] == values[:, k]).any()):  # topk takes any of equals at its border
-        values, columns = log_probs.sort(descending=True, stable=True)
-    values, columns = values[:, :k].double().cpu(), columns[:, :k].cpu()
-    columns, order = columns.sort(1)
-    values, order = values.gather(1, order).sort(descending=True, stable=True)
-    return values, columns.gather(1, order)
+    return best.double().cpu(), columns.cpu()
+
+
+def _top_float32(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Stable top k of each row of values <= 0; a row with NaN or a value above 0 starts with NaN.
+
+    The k best lie in the k blocks of columns with the best maxima, so most columns are only read once.
+    """
+    n, W = values.shape
+    blocks = -(-W // _BLOCK)
+    if blocks > k:
+        padded = values if blocks * _BLOCK == W else torch.nn.functional.pad(values, (0, blocks * _BLOCK - W), value=-torch.inf)
+        padded = padded.reshape(n, blocks, _BLOCK)
+        maxima = padded.amax(-1)
+        wrong = ~(maxima <= 0).all(1)
+        kept = _order(maxima, torch.arange(blocks, device=values.device)).topk(k).indices
+        columns = (kept[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=values.device)).flatten(1)
+        rows = kept + torch.arange(n, device=values.device)[:, None] * blocks
+        values = padded.flatten(0, 1).index_select(0, rows.flatten()).view(n, -1)
+    else:
+        wrong = ~(values <= 0).all(1)
+        columns = torch.arange(W, device=values.device).expand(n, -1)
+    place = _order(values, columns).topk(k).indices
+    best, columns = values.gather(1, place), columns.gather(1, place)
+    if bool(wrong.any()):
+        best[wrong, 0] = torch.nan
+    return best, columns
+
+
+def _order(values: Tensor, columns: Tensor) -> Tensor:
+    """Whole numbers in the order of (value, lower column) for float32 values <= 0, whose bits grow with the magnitude."""
+    magnitude = (values.contiguous().view(torch.int32) & 0x7FFFFFFF).long()
+    return -(magnitude << 32) - columns

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elsi_lib.errors import ElsiError
-from elsi_lib.speculative.tree import Nodes, best_nodes, expand, longest_match
+from elsi_lib.speculative.tree import Nodes, best_nodes, children, expand, longest_match
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -144,6 +144,34 @@ def test_children_of_float32_rows_with_ties_are_a_stable_sort(seed, width, top_k
     assert nodes.tokens.tolist() == sorted(range(width), key=lambda t: (-values[0, t], t))[:top_k]
 
 
+@given(seeds, shapes, st.integers(2, 40), st.booleans(), st.sampled_from([None, 1, 2]))
+def test_what_will_not_be_kept_need_not_be_expanded(seed, shape, total, root_counts, steps):
+    width, depth, top_k = shape
+    whole, lazy = Language(seed, width, steps), Language(seed, width, steps)
+    expected = best_nodes(expand(whole.step, "root", depth, top_k), total, root_counts)
+    found = best_nodes(expand(lazy.step, "root", depth, top_k, keep=total - root_counts), total, root_counts)
+    for name in ("tokens", "parents", "depths", "scores"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert sum(lazy.calls) <= sum(whole.calls)
+    assert sum(lazy.calls[1:]) <= depth * (total - root_counts)
+
+
+@given(seeds, st.integers(1, 3), st.sampled_from([5, 63, 64, 65, 700, 1280]), st.integers(1, 12), st.sampled_from([2, 30, 10_000]))
+def test_children_are_a_stable_sort_whatever_the_width(seed, n, width, top_k, distinct):
+    """Wide rows are searched block by block; bfloat16 logits make ties across blocks."""
+    rng = np.random.default_rng(seed)
+    values = torch.from_numpy(-rng.integers(0, distinct, (n, width)).astype(np.float32) / 7)
+    values[rng.random((n, width)) < 0.05] = -math.inf
+    found, columns = children(values, n, top_k)
+    for row in range(n):
+        order = sorted(range(width), key=lambda t: (-values[row, t].item(), t))[:top_k]
+        assert columns[row].tolist() == order and found[row].tolist() == values[row, order].tolist()
+    for wrong in (math.nan, 0.1):
+        values[n - 1, rng.integers(width)] = wrong
+        with pytest.raises(ElsiError, match="above 0 or NaN"):
+            children(values, n, top_k)
+
+
 def test_columns_become_target_ids():
     ids, language = torch.tensor([3, 10, 11, 400]), Language(5, 4)
     seen = []
@@ -177,8 +205,14 @@ def test_what_the_target_verifies():
     paths = [(), *paths_of(tree)]
     for i, path in enumerate(paths):
         assert mask[i].tolist() == [path[: len(other)] == other for other in paths]
-    empty = Nodes(*(torch.zeros(0, dtype=torch.long) for _ in range(3)), torch.zeros(0).double())
+    empty = Nodes.empty()
     assert longest_match(empty, [1, 2]) == (0, ()) and empty.with_root(1)[1].tolist() == [[True]]
+
+
+@given(seeds, shapes, st.integers(0, 6))
+def test_first_levels(seed, shape, most):
+    tree = expand(Language(seed, shape[0]).step, "root", shape[1], shape[2])
+    assert paths_of(tree.first_levels(most)) == [path for path in paths_of(tree) if len(path) <= most]
 
 
 def test_refusals():

@@ -1,0 +1,473 @@
+"""A study: from a target and its fingerprint to tau of every row of tables 2 and 3.
+
+Stages: the target answers training prompts; drafts are trained on the answers; the target answers the questions; every draft is
+replayed on the answers; a few questions are decoded live for the speed. Each stage writes as it goes and resumes where it was stopped.
+What is large (answers, states, drafts) stays in the cache; what is small goes to the results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from elsi_lib.assets import cache_dir
+from elsi_lib.errors import AssetError, ElsiError
+from elsi_lib.files import replaced
+from elsi_lib.fingerprint import Fingerprint
+from elsi_lib.pipeline import obtain_fingerprint
+from elsi_lib.progress import track
+from elsi_lib.provenance import code_version, environment
+from elsi_lib.report.study import FILES, write_steps
+from elsi_lib.settings import Settings, project_root, results_root
+from elsi_lib.speculative.answers import Answers, record, training_texts
+from elsi_lib.speculative.checkpoint import load_draft
+from elsi_lib.speculative.decode import Decoder
+from elsi_lib.speculative.dialogue import Dialogue, eos_ids, opening, own_dialogues, sharegpt_dialogues, spec_bench_dialogues
+from elsi_lib.speculative.distill import CURVE, Recipe, Text, batches, train
+from elsi_lib.speculative.draft import Draft
+from elsi_lib.speculative.generate import Request, generate
+from elsi_lib.speculative.grid import BASELINE, Row, table_rows
+from elsi_lib.speculative.replay import PROMPT_LOOKUP, prompt_lookup, replay
+from elsi_lib.speculative.vocabulary import DraftVocabulary, count_tokens
+from elsi_lib.targets import Target, load_target
+
+TEMPERATURES = (0.0, 1.0)
+NODES = (30, 60)
+LIVE = (BASELINE, "ELSI m=3", "ELSI m=1")  # rows decoded live
+PROMPT_TOKENS = 512  # longest training prompt
+BATCH = 64  # texts that the target continues at once
+SECONDS = "seconds.json"
+_TRIAL = 4  # tokens of an answer that a plan tries
+_BYTES = 4 * 4 + 2 * 2  # of a parameter in training: weight, gradient and two moments in float32; copy and gradient in bfloat16
+
+
+@dataclass(frozen=True)
+class Study:
+    """Results of a study: their folder, and "measured" (on a machine like this one by the code as it stands), "cached" or "stale"."""
+
+    folder: Path
+    status: str
+
+
+def study_folder(settings: Settings) -> Path:
+    """Where a study's results go: ``tau`` beside the fingerprint, ``tau-own`` where the questions are our own."""
+    return settings.output / ("tau" if settings.evaluation == "spec-bench" else f"tau-{settings.evaluation}")
+
+
+def obtain_study(settings: Settings) -> Study:
+    """The study of the settings: from this run's results, else from those committed with the project, else made now (hours)."""
+    name = study_folder(settings).relative_to(results_root())
+    roots = [results_root(), *([root / "data" / "results"] if (root := project_root()) else [])]
+    for folder in (root / name for root in roots):
+        if all((folder / file).is_file() for file in FILES):
+            return Study(folder, _status(folder))
+    return Study(run_study(settings), "measured")
+
+
+def _status(folder: Path) -> str:
+    passport = json.loads((folder / "passport.json").read_text(encoding="utf-8"))
+    if passport["code"].get("speculative") != code_version()["speculative"]:
+        return "stale"
+    here = folder.resolve().is_relative_to(results_root().resolve()) and passport["environment"] == environment()
+    return "measured" if here else "cached"
+
+
+Say = Callable[[str], None]  # told what begins, one line each
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def run_study(settings: Settings, *, say: Say = _silent) -> Path:
+    """Run all stages, or those that are left, and write the results.
+
+    Args:
+        settings: which target, which preset, which questions.
+        say: told what begins.
+
+    Returns:
+        The folder of the results.
+
+    Raises:
+        ElsiError: a target too shallow for the rows, no chat template, files of another study in the cache.
+        AssetError: the target, the prompts or the questions cannot be fetched.
+    """
+    fingerprint, _ = obtain_fingerprint(settings)
+    rows, work, target = table_rows(fingerprint, settings.seed), work_folder(settings), load_target(settings.target)
+    texts, about = training_texts_of(target, settings, work, say)
+    made = new_drafts(target, settings, rows, texts)
+    say(f"training {len(made)} drafts on {sum(len(ids) for ids, _ in texts):,} tokens")
+    with _timed(work, "training"):
+        train(target, made, texts, recipe_of(settings), work / "drafts", passport={"study": settings.run_name})
+    drafts = {name: load_draft(work / "drafts" / name, target).to(target.dtype) for name in made}
+    recorded, evaluation = record_questions(target, settings, work, say)
+    steps = replay_all(target, drafts, recorded, work, seed=settings.seed, name=f"replay-{settings.evaluation}", say=say)
+    decoded = {row.method: drafts[row.draft] for row in rows if row.method in LIVE}
+    live = decode_live(target, decoded, recorded, settings, work, say)
+
+    folder = study_folder(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_steps(_named(steps, rows), folder / "steps.parquet")
+    _csv(_table(rows, drafts, fingerprint), folder / "rows.csv")
+    _csv(pd.read_csv(work / "drafts" / CURVE), folder / "training.csv")
+    _csv(live, folder / "live.csv")
+    training = next(iter(drafts.values())).passport["training"]
+    passport = {
+        "target": target.describe(),
+        "settings": asdict(settings) | {"target": target.name, "prompts": settings.calibration()["source"]},  # no paths
+        "texts": about,
+        "training": {name: value for name, value in training.items() if name != "final"},
+        "draft_vocabulary": next(iter(drafts.values())).vocabulary.size,
+        "evaluation": evaluation,
+        "seconds": json.loads((work / SECONDS).read_text(encoding="utf-8")),
+        "code": code_version(),
+        "environment": environment(),
+    }
+    with replaced(folder / "passport.json") as part:
+        part.write_text(json.dumps(passport, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return folder
+
+
+def work_folder(settings: Settings) -> Path:
+    """Where a study keeps what is large, in the cache: answers, states, drafts."""
+    return cache_dir() / "studies" / settings.run_name
+
+
+def study_questions(settings: Settings) -> tuple[str, list[Dialogue]]:
+    """What the questions are called, and the questions: all, or the preset's number spread over the categories.
+
+    Raises:
+        AssetError: Spec-Bench cannot be fetched: the message names the way out.
+    """
+    if settings.evaluation == "own":
+        return "own prompts", spread(own_dialogues(), settings.size("questions"))
+    try:
+        return "Spec-Bench", spread(spec_bench_dialogues(), settings.size("questions"))
+    except AssetError as error:
+        raise AssetError(
+            f"{error}. tau can be measured on this project's own prompts instead, under their own name: evaluation = 'own'"
+        ) from error
+
+
+def spread(dialogues: Sequence[Dialogue], n: int) -> list[Dialogue]:
+    """n dialogues, taken in turn from each category, in each from its start; 0 takes all."""
+    if not n:
+        return list(dialogues)
+    by_category: dict[str, list[Dialogue]] = {}
+    for dialogue in dialogues:
+        by_category.setdefault(dialogue.category, []).append(dialogue)
+    rounds = [d for i in range(n) for own in by_category.values() for d in own[i : i + 1]]
+    chosen = {d.id for d in rounds[:n]}
+    return [d for d in dialogues if d.id in chosen]
+
+
+def training_texts_of(target: Target, settings: Settings, work: Path, say: Say = _silent) -> tuple[list[Text], dict[str, Any]]:
+    """The target's answers to training prompts, half at T = 0 and half at T = 1, and what the passport says of them."""
+    size = settings.size
+    dialogues = sharegpt_dialogues(settings.prompts, size("dialogues"), settings.seed, 1)
+    texts, about = [], {}
+    for number, temperature in enumerate(TEMPERATURES):
+        part = dialogues[number :: len(TEMPERATURES)]
+        say(f"answering {len(part)} training prompts at T = {temperature:g}")
+        with _timed(work, f"answers T={temperature:g}"):
+            found = record(
+                target,
+                part,
+                work / f"answers-T{temperature:g}.jsonl",
+                max_new_tokens=size("answer_tokens"),
+                temperature=temperature,
+                seed=settings.seed,
+                max_turns=1,
+                source=settings.prompts,
+                batch=BATCH,
+                capacity=PROMPT_TOKENS + size("answer_tokens"),
+                skip_long=True,
+            )
+        texts += [(ids, mask) for ids, mask in training_texts(found) if bool(mask[2:].any())]
+        about[f"answers T={temperature:g}"] = {
+            "sha256": found.sha256, "dialogues": len(found.dialogues), "skipped": len(found.skipped),
+            "max_new_tokens": size("answer_tokens"), "source": settings.calibration()["source"],
+        }  # fmt: skip
+    return texts, about
+
+
+def new_drafts(target: Target, settings: Settings, rows: Sequence[Row], texts: Sequence[Text]) -> dict[str, Draft]:
+    """An untrained draft for each distinct set of the rows; all share the draft vocabulary counted on the texts."""
+    counts = count_tokens(texts, target.vocab_size)
+    vocabulary = DraftVocabulary.from_counts(counts, min(settings.size("draft_vocabulary"), int((counts > 0).sum())))
+    made: dict[str, Draft] = {}
+    for row in rows:
+        if row.draft not in made:
+            seed = settings.seed + row.seed
+            made[row.draft] = Draft.for_target(target, row.layers, vocabulary, seed=seed, norm_before_fc=row.norm_before_fc)
+    return made
+
+
+def recipe_of(settings: Settings) -> Recipe:
+    """How the preset trains."""
+    return Recipe(steps=settings.size("ttt_steps"), epochs=settings.size("epochs"), batch_tokens=settings.size("batch_tokens"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training run will take: tokens of prompts and at most of answers, steps of the optimiser, bytes of memory, seconds."""
+
+    drafts: int
+    prompts: int
+    prompt_tokens: int
+    answer_tokens: int
+    steps: int
+    parameters: int
+    memory: int
+    seconds_answers: float
+    seconds_training: float
+
+
+def plan_training(target: Target, settings: Settings, rows: Sequence[Row]) -> Plan:
+    """Expect a run from a short trial of each stage; answers are taken at their full length, so it is an upper bound.
+
+    Answers that an earlier run left in the cache are not counted out.
+    """
+    limit = settings.size("answer_tokens")
+    dialogues = sharegpt_dialogues(settings.prompts, settings.size("dialogues"), settings.seed, 1)
+    prompts = [tuple(opening(target.tokenizer, dialogue.turns[0])) for dialogue in dialogues]
+    prompts = [ids for ids in prompts if len(ids) <= PROMPT_TOKENS]
+    if not prompts:
+        raise ElsiError(f"{settings.prompts}: no prompt of at most {PROMPT_TOKENS} tokens")
+    lengths = [len(ids) + limit for ids in prompts]
+    recipe = recipe_of(settings)
+
+    trial = [Request(str(i), ids) for i, ids in enumerate(prompts[:BATCH])]
+    few = min(_TRIAL, limit)
+    start = time.monotonic()
+    written = list(generate(target, trial, max_new_tokens=few, temperature=1.0, seed=settings.seed, batch=BATCH))
+    answers = (time.monotonic() - start) / len(trial) / few * limit * len(prompts)
+
+    ids = torch.tensor([*prompts[0], *next(a.ids for key, a in written if key == "0"), *prompts[0]][: recipe.batch_tokens])
+    text = (ids.int(), torch.ones(len(ids), dtype=torch.bool))
+    vocabulary = DraftVocabulary.whole(target.vocab_size)
+    if settings.size("draft_vocabulary") < target.vocab_size:
+        vocabulary = DraftVocabulary(torch.arange(settings.size("draft_vocabulary")), target.vocab_size)
+    seconds, parameters = trial_seconds(target, settings, rows, vocabulary, text)
+    weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
+    return Plan(
+        drafts=len({row.draft for row in rows}),
+        prompts=len(prompts),
+        prompt_tokens=sum(map(len, prompts)),
+        answer_tokens=limit * len(prompts),
+        steps=len(batches(lengths, recipe)),
+        parameters=parameters,
+        memory=weights + parameters * _BYTES,
+        seconds_answers=answers,
+        seconds_training=seconds / len(ids) * sum(lengths) * recipe.epochs,
+    )
+
+
+def trial_seconds(
+    target: Target, settings: Settings, rows: Sequence[Row], vocabulary: DraftVocabulary, text: Text
+) -> tuple[float, int]:
+    """Seconds of one step of a training run on one text, and the parameters of all its drafts."""
+    made = {row.draft: Draft.for_target(target, row.layers, vocabulary, norm_before_fc=row.norm_before_fc) for row in rows}
+    marks: list[float] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe = replace(recipe_of(settings), epochs=3)
+        train(target, made, [text], recipe, scratch, watch=lambda *_: marks.append(time.monotonic()), report_every=1000)
+    return marks[-1] - marks[-2], sum(p.numel() for draft in made.values() for p in draft.parameters())
+
+
+def record_questions(
+    target: Target, settings: Settings, work: Path, say: Say = _silent
+) -> tuple[dict[float, Answers], dict[str, Any]]:
+    """The target's answers to the questions, once for each temperature, and what the passport says of them."""
+    name, dialogues = study_questions(settings)
+    about: dict[str, Any] = {"prompts": name, "questions": len(dialogues), "max_new_tokens": settings.size("new_tokens")}
+    recorded = {}
+    for temperature in TEMPERATURES:
+        say(f"answering {len(dialogues)} questions of {name} at T = {temperature:g}")
+        with _timed(work, f"questions T={temperature:g}"):
+            found = record(
+                target,
+                dialogues,
+                work / f"{settings.evaluation}-T{temperature:g}.jsonl",
+                max_new_tokens=settings.size("new_tokens"),
+                temperature=temperature,
+                seed=settings.seed,
+                max_turns=max(len(d.turns) for d in dialogues),
+                source=name,
+                batch=BATCH,
+            )
+        recorded[temperature] = found
+        turns = [turn for answered in found.dialogues for turn in answered.turns]
+        about[f"T={temperature:g}"] = {
+            "sha256": found.sha256, "turns": len(turns), "tokens": sum(len(turn.answer) for turn in turns),
+            "finish": pd.Series([turn.finish for turn in turns]).value_counts().to_dict(),
+        }  # fmt: skip
+    return recorded, about
+
+
+def replay_all(
+    target: Target,
+    drafts: Mapping[str, Draft],
+    recorded: Mapping[float, Answers],
+    work: Path,
+    *,
+    nodes: Sequence[int] = NODES,
+    seed: int = 0,
+    name: str = "replay",
+    say: Say = _silent,
+) -> pd.DataFrame:
+    """Accepted lengths of every draft and of prompt lookup on every answer: the steps of :mod:`elsi_lib.report.study`, where
+    ``method`` is the draft's name. A line for each dialogue is kept in ``work`` as it is done."""
+    found, eos = [], eos_ids(target)
+    for temperature, answers in recorded.items():
+        key = {"recording": answers.sha256, "drafts": {n: _fingerprint_of(draft) for n, draft in drafts.items()}, "nodes": list(nodes)}
+        book = _Lines(work / f"{name}-T{temperature:g}.jsonl", key)
+        left = [answered for answered in answers.dialogues if answered.id not in book.done]
+        say(f"replaying {len(left)} dialogues at T = {temperature:g} with {len(drafts)} drafts")
+        with _timed(work, f"replay T={temperature:g}"):
+            for answered in track(f"replay, T = {temperature:g}", len(left))(left):
+                book.add(answered.id, replay(target, drafts, answered, nodes) + prompt_lookup(answered, eos, nodes))
+        found += [
+            {"question_id": answered.id, "category": answered.category, "temperature": temperature, "seed": seed} | row
+            for answered in answers.dialogues
+            for row in book.done[answered.id]
+        ]
+    return pd.DataFrame(found)
+
+
+def replay_name(drafts: Mapping[str, Draft], settings: Settings) -> str:
+    """Name of the file that keeps these drafts' accepted lengths: other drafts have another."""
+    digest = hashlib.sha256("".join(f"{name} {_fingerprint_of(draft)}" for name, draft in drafts.items()).encode()).hexdigest()
+    return f"replay-{settings.evaluation}-{digest[:12]}"
+
+
+def decode_live(
+    target: Target,
+    drafts: Mapping[str, Draft],
+    recorded: Mapping[float, Answers],
+    settings: Settings,
+    work: Path,
+    say: Say = _silent,
+) -> pd.DataFrame:
+    """Seconds of live decoding of first turns: the target alone, prompt lookup, and each draft, one after the other on each question,
+    so that a slow minute of the machine meets all of them.
+
+    Returns:
+        Columns question_id, category, method, nodes, temperature, tokens, steps, seconds, peak_mb.
+    """
+    decoders: list[tuple[str, int, Any]] = [("plain", 0, None), (PROMPT_LOOKUP, 0, PROMPT_LOOKUP)]
+    decoders += [(name, nodes, draft) for nodes in NODES for name, draft in drafts.items()]
+    first = recorded[TEMPERATURES[0]].dialogues
+    chosen = {d.id for d in spread([Dialogue(a.id, a.category, ()) for a in first], settings.size("live_questions"))}
+    key = {"drafts": {n: _fingerprint_of(draft) for n, draft in drafts.items()}, "questions": sorted(chosen)}
+    book = _Lines(work / f"live-{settings.evaluation}.jsonl", key)
+    left = [answered for answered in first if answered.id in chosen and answered.id not in book.done]
+    say(f"decoding {len(left)} questions live, {len(decoders)} ways")
+    with _timed(work, "live"):
+        for answered in track("live decoding", len(left))(left):
+            rows = []
+            for temperature in TEMPERATURES:
+                for method, nodes, draft in decoders:
+                    done = Decoder(target, draft, nodes=nodes or NODES[0]).decode(
+                        answered.turns[0].prompt, max_new_tokens=settings.size("new_tokens"), temperature=temperature,
+                        seed=settings.seed, question=answered.id,
+                    )  # fmt: skip
+                    rows.append({
+                        "question_id": answered.id, "category": answered.category, "method": method, "nodes": nodes,
+                        "temperature": temperature, "tokens": len(done.ids), "steps": len(done.steps), "seconds": done.seconds,
+                        "peak_mb": _peak_mb(),
+                    })  # fmt: skip
+            book.add(answered.id, rows)
+    return pd.DataFrame([row for rows in book.done.values() for row in rows])
+
+
+def _named(steps: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
+    """Steps by draft -> steps by row; rows of equal sets have the same."""
+    serves = pd.DataFrame([(row.draft, row.method) for row in rows] + [(PROMPT_LOOKUP, PROMPT_LOOKUP)], columns=["method", "row"])
+    return steps.merge(serves, on="method").drop(columns="method").rename(columns={"row": "method"})
+
+
+def _table(rows: Sequence[Row], drafts: Mapping[str, Draft], fingerprint: Fingerprint) -> pd.DataFrame:
+    found = []
+    for row in rows:
+        draft = drafts[row.draft]
+        final = draft.passport["training"]["final"]
+        found.append({
+            "method": row.method, "layers": " ".join(map(str, row.layers)), "entropy": fingerprint.entropy(row.layers),
+            "parameters": sum(p.numel() for p in draft.parameters()), "loss": final["loss"], "accept_0": final["accept_0"],
+            "draft": row.draft, "norm_before_fc": row.norm_before_fc, "seed": row.seed,
+        })  # fmt: skip
+    found.append({"method": PROMPT_LOOKUP, "layers": "", "draft": "", "norm_before_fc": "", "parameters": 0})
+    return pd.DataFrame(found)
+
+
+def _fingerprint_of(draft: Draft) -> str:
+    """Hash of a draft's weights."""
+    digest = hashlib.sha256()
+    for weight in draft.parameters():
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+def _peak_mb() -> float | None:
+    """The most memory that this process has held: of the device where there is one, else of the machine, in MB."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+class _Lines:
+    """Results by dialogue, a line of JSON each, appended as they come; the first line says what they belong to."""
+
+    def __init__(self, path: Path, key: dict[str, Any]) -> None:
+        self.path, self.done = path, {}
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        whole = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        if whole and whole[0] != key:
+            raise ElsiError(f"{path} holds results of other drafts or another recording: delete it to make them again")
+        self.done = {line["id"]: line["rows"] for line in whole[1:]}
+        if len(whole) < len(lines) or not whole:  # a half-written last line, or a new file
+            with replaced(path) as part:
+                part.write_bytes(b"".join(lines[: len(whole)]) if whole else _line(key))
+
+    def add(self, name: str, rows: list[dict[str, Any]]) -> None:
+        with self.path.open("ab") as file:
+            file.write(_line({"id": name, "rows": rows}))
+        self.done[name] = rows
+
+
+@contextmanager
+def _timed(work: Path, stage: str) -> Iterator[None]:
+    """Seconds of a stage, over all the sessions that it took, kept in ``work``."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        path = work / SECONDS
+        seconds = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        seconds[stage] = round(seconds.get(stage, 0.0) + time.monotonic() - start, 1)
+        with replaced(path) as part:
+            part.write_text(json.dumps(seconds), encoding="utf-8")
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+
+
+def _csv(frame: pd.DataFrame, path: Path) -> None:
+    with replaced(path) as part:
+        frame.to_csv(part, index=False)
+

@@ -1,0 +1,10 @@
+"""A small training run for ``accelerate launch``, see test_distill.py."""
+
+import sys
+from pathlib import Path
+
+from accelerate import PartialState
+from test_distill import run
+
+run(Path(sys.argv[1]), (0, 2), (1,))
+print("processes", PartialState().num_processes)
