@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,12 @@ from elsi_lib.targets import Target, load_target
 
 TEMPERATURES = (0.0, 1.0)
 NODES = (30, 60)
-LIVE = (BASELINE, "ELSI m=3", "ELSI m=1")  # rows decoded live
+LIVE = (BASELINE, "ELSI m=3")  # rows decoded live
+TREES = ({"nodes": 8, "depth": 2, "top_k": 4}, {"nodes": 60})  # live: one that suits few cores, and EAGLE's
 PROMPT_TOKENS = 512  # longest training prompt
 BATCH = 64  # texts that the target continues at once
 SECONDS = "seconds.json"
+_MEMORY = "memory"
 _TRIAL = 4  # tokens of an answer that a plan tries
 _BYTES = 4 * 4 + 2 * 2  # of a parameter in training: weight, gradient and two moments in float32; copy and gradient in bfloat16
 
@@ -115,7 +118,7 @@ def run_study(settings: Settings, *, say: Say = _silent) -> Path:
     drafts = {name: load_draft(work / "drafts" / name, target).to(target.dtype) for name in made}
     recorded, evaluation = record_questions(target, settings, work, say)
     steps = replay_all(target, drafts, recorded, work, seed=settings.seed, name=f"replay-{settings.evaluation}", say=say)
-    decoded = {row.method: drafts[row.draft] for row in rows if row.method in LIVE}
+    decoded = {row.method: work / "drafts" / row.draft for row in rows if row.method in LIVE}
     live = decode_live(target, decoded, recorded, settings, work, say)
 
     folder = study_folder(settings)
@@ -356,42 +359,51 @@ def replay_name(drafts: Mapping[str, Draft], settings: Settings) -> str:
 
 def decode_live(
     target: Target,
-    drafts: Mapping[str, Draft],
+    drafts: Mapping[str, Path],
     recorded: Mapping[float, Answers],
     settings: Settings,
     work: Path,
     say: Say = _silent,
 ) -> pd.DataFrame:
-    """Seconds of live decoding of first turns: the target alone, prompt lookup, and each draft, one after the other on each question,
-    so that a slow minute of the machine meets all of them.
+    """Seconds of live decoding of first turns at T = 0: the target alone, prompt lookup, and each draft with each of ``TREES``, one
+    after the other on each question, so that a slow minute of the machine meets all of them; and the memory that each takes.
+
+    Args:
+        drafts: name of the row -> folder of its draft.
 
     Returns:
         Columns question_id, category, method, nodes, temperature, tokens, steps, seconds, peak_mb.
     """
-    decoders: list[tuple[str, int, Any]] = [("plain", 0, None), (PROMPT_LOOKUP, 0, PROMPT_LOOKUP)]
-    decoders += [(name, nodes, draft) for nodes in NODES for name, draft in drafts.items()]
+    ways: list[tuple[str, Any, dict[str, int]]] = [("plain", None, {}), (PROMPT_LOOKUP, PROMPT_LOOKUP, {})]
+    read = {name: load_draft(folder, target).to(target.dtype) for name, folder in drafts.items()}
+    ways += [(name, draft, tree) for tree in TREES for name, draft in read.items()]
     first = recorded[TEMPERATURES[0]].dialogues
     chosen = {d.id for d in spread([Dialogue(a.id, a.category, ()) for a in first], settings.size("live_questions"))}
-    key = {"drafts": {n: _fingerprint_of(draft) for n, draft in drafts.items()}, "questions": sorted(chosen)}
+    key = {"drafts": {n: _fingerprint_of(draft) for n, draft in read.items()}, "questions": sorted(chosen), "trees": list(TREES)}
     book = _Lines(work / f"live-{settings.evaluation}.jsonl", key)
     left = [answered for answered in first if answered.id in chosen and answered.id not in book.done]
-    say(f"decoding {len(left)} questions live, {len(decoders)} ways")
+    say(f"decoding {len(left)} questions live, {len(ways)} ways")
     with _timed(work, "live"):
         for answered in track("live decoding", len(left))(left):
             rows = []
-            for temperature in TEMPERATURES:
-                for method, nodes, draft in decoders:
-                    done = Decoder(target, draft, nodes=nodes or NODES[0]).decode(
-                        answered.turns[0].prompt, max_new_tokens=settings.size("new_tokens"), temperature=temperature,
-                        seed=settings.seed, question=answered.id,
-                    )  # fmt: skip
-                    rows.append({
-                        "question_id": answered.id, "category": answered.category, "method": method, "nodes": nodes,
-                        "temperature": temperature, "tokens": len(done.ids), "steps": len(done.steps), "seconds": done.seconds,
-                        "peak_mb": _peak_mb(),
-                    })  # fmt: skip
+            for method, draft, tree in ways:
+                done = Decoder(target, draft, **tree).decode(
+                    answered.turns[0].prompt, max_new_tokens=settings.size("live_tokens"), temperature=0.0, seed=settings.seed,
+                    question=answered.id,
+                )  # fmt: skip
+                rows.append({
+                    "question_id": answered.id, "category": answered.category, "method": method, "nodes": tree.get("nodes", 0),
+                    "temperature": 0.0, "tokens": len(done.ids), "steps": len(done.steps), "seconds": done.seconds,
+                })  # fmt: skip
             book.add(answered.id, rows)
-    return pd.DataFrame([row for rows in book.done.values() for row in rows])
+        if _MEMORY not in book.done:
+            longest = max((a.turns[0].prompt for a in first if a.id in chosen), key=len)
+            sources = [drafts.get(method, draft) for method, draft, _ in ways]
+            peaks = [peak_memory(settings, source, tree, longest) for source, (*_, tree) in zip(sources, ways, strict=True)]
+            named = zip(ways, peaks, strict=True)
+            book.add(_MEMORY, [{"method": m, "nodes": tree.get("nodes", 0), "peak_mb": peak} for (m, _, tree), peak in named])
+    rows = pd.DataFrame([row for name, rows in book.done.items() if name != _MEMORY for row in rows])
+    return rows.merge(pd.DataFrame(book.done[_MEMORY]), on=["method", "nodes"])
 
 
 def _named(steps: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
@@ -422,8 +434,19 @@ def _fingerprint_of(draft: Draft) -> str:
     return digest.hexdigest()[:16]
 
 
-def _peak_mb() -> float | None:
-    """The most memory that this process has held: of the device where there is one, else of the machine, in MB."""
+def peak_memory(settings: Settings, draft: Path | str | None, tree: dict[str, int], ids: Sequence[int]) -> float:
+    """The most memory, in MB, that a process of its own holds which loads the target and one draft and decodes one question: of the
+    device where there is one, else resident memory, the libraries' code included."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(_decode_alone, (settings, draft, tree, tuple(ids)))
+
+
+def _decode_alone(settings: Settings, draft: Path | str | None, tree: dict[str, int], ids: tuple[int, ...]) -> float:
+    target = load_target(settings.target, progress=False)
+    source = load_draft(draft, target).to(target.dtype) if isinstance(draft, Path) else draft
+    Decoder(target, source, **tree).decode(
+        ids, max_new_tokens=settings.size("live_tokens"), temperature=0.0, seed=settings.seed, question="memory"
+    )
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 
+from elsi_lib.provenance import code_version, environment
 from elsi_lib.report.study import EXTRAS, LOOKUP, METHODS, write_steps
 from elsi_lib.report.tau import CATEGORIES, MT_BENCH
 
@@ -108,6 +109,7 @@ def write_study(folder, *, prompts="Spec-Bench", methods=(*METHODS, *EXTRAS), ta
     training_frame(rows).to_csv(folder / "training.csv", index=False)
     if live:
         live_frame(truth=truth).to_csv(folder / "live.csv", index=False)
-    passport = {"target": {"name": target}, "recordings": {"prompts": prompts}, "coverage": 0.95}
+    passport = {"target": {"name": target}, "evaluation": {"prompts": prompts}, "code": code_version()}
+    passport["environment"] = environment()
     (folder / "passport.json").write_text(json.dumps(passport))
     return folder

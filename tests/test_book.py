@@ -12,7 +12,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
 ENTRIES = [TOC["root"], *(chapter["file"] for part in TOC["parts"] for chapter in part["chapters"])]
-NOTEBOOKS = sorted(f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.ipynb"))
+ALL_NOTEBOOKS = sorted(f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.ipynb"))
+# One that was never run waits outside of the book until there is a result.
+NOTEBOOKS = [name for name in ALL_NOTEBOOKS if re.search(r'"execution_count": \d', (ROOT / f"{name}.ipynb").read_text())]
 PAGES = sorted(f"book/{path.stem}" for path in (ROOT / "book").glob("*.md"))
 
 
@@ -55,7 +57,15 @@ def test_included_parts_are_those_that_are_generated(workflow):
 def test_artefacts_name_their_notebooks(workflow):
     from generated_pages import NOTEBOOK_OF
 
-    assert {f"notebooks/{name}" for name in NOTEBOOK_OF.values()} == set(NOTEBOOKS)
+    assert {f"notebooks/{name}" for name in NOTEBOOK_OF.values()} == set(ALL_NOTEBOOKS)
+
+
+def test_the_book_runs_the_notebooks_in_its_contents(workflow):
+    from build_book import notebooks
+
+    assert [f"notebooks/{path.stem}" for path in notebooks()] == [name for name in ALL_NOTEBOOKS if name in ENTRIES]
+    listed = subprocess.run(["make", "-pn", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^NOTEBOOKS := (.*)$", listed, re.M).group(1).split() == [f"notebooks/{path.name}" for path in notebooks()]
 
 
 def test_readme_table_names_every_notebook_and_nothing_else():

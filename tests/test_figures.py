@@ -112,5 +112,7 @@ def test_drawing_leaves_nothing_behind():
 
 
 def test_every_artefact_has_a_caption_that_holds_no_result():
-    assert set(CAPTIONS) == {*FIGURES, "table1"}
+    of_tau = {f"{table}{part}" for table in ("table2", "table3") for part in ("", "_differences", "_categories", "_speed")}
+    of_tau |= {f"tau_{part}" for part in ("differences", "entropy", "training", "categories")}
+    assert set(CAPTIONS) == {*FIGURES, "table1", *of_tau}
     assert "reported" in CAPTIONS["figure2"].lower() and "28" in CAPTIONS["figure2"] and "27" in CAPTIONS["figure2"]

@@ -59,6 +59,7 @@ def test_a_study_resumes_and_leaves_all_its_results(place, monkeypatch):
     for word in ("training", "questions of own prompts at T = 1", "replaying 13 dialogues at T = 1", "live"):
         with pytest.raises(Killed):
             run_study(settings, say=stop_at(word))
+    monkeypatch.setattr(studies, "peak_memory", lambda settings, draft, tree, ids: 100.0 + len(ids))  # a process each: slow
     monkeypatch.setattr(studies, "train", lambda *_, **__: None)  # drafts are done: they are read and not trained
     folder = run_study(settings)
     assert folder == place / "results" / settings.run_name / "tau-own"

@@ -59,7 +59,12 @@ def main() -> None:
 
 
 def notebooks() -> list[Path]:
-    return sorted((ROOT / "notebooks").glob("*.ipynb"))
+    """The book's notebooks. One that _toc.yml does not list yet has no result here, and making it may take hours."""
+    import yaml
+
+    parts = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))["parts"]
+    listed = [chapter["file"] for part in parts for chapter in part["chapters"]]
+    return [ROOT / f"{name}.ipynb" for name in sorted(listed) if name.startswith("notebooks/")]
 
 
 def calibrate(target: str, folder: Path) -> None:
@@ -111,7 +116,7 @@ def execute_if_changed(source: Path, output: Path) -> None:
 
 
 def _inputs_hash(notebook: Path) -> str:
-    """Hash of what a notebook's outputs follow from: its cells, the library, the lock, reported values and fingerprints."""
+    """Hash of what a notebook's outputs follow from: its cells, the library, the lock, reported values, fingerprints, studies."""
     import nbformat
 
     digest = hashlib.sha256()
@@ -119,7 +124,8 @@ def _inputs_hash(notebook: Path) -> str:
         digest.update(f"{cell.cell_type}\0{cell.source}\0".encode())
     library = (path for path in (ROOT / "elsi_lib").rglob("*") if path.suffix in (".py", ".toml"))
     fingerprints = (path for folder in (COMMITTED, RESULTS) for path in folder.rglob("fingerprint.safetensors"))
-    for path in sorted([*library, *fingerprints, *(ROOT / "data" / "paper").iterdir(), ROOT / "requirements.lock"]):
+    studies = (path for folder in (COMMITTED, RESULTS) for path in folder.glob("*/tau*/*") if path.is_file())
+    for path in sorted([*library, *fingerprints, *studies, *(ROOT / "data" / "paper").iterdir(), ROOT / "requirements.lock"]):
         digest.update(f"{path.relative_to(ROOT)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

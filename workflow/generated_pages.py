@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -28,7 +29,17 @@ NOTEBOOK_OF = {
     "figure6": "04_compartments",
     "figure7": "05_selection",
     "table1": "05_selection",
+    "table2": "06_table2",
+    "table2_differences": "06_table2",
+    "table2_categories": "06_table2",
+    "table2_speed": "06_table2",
+    "tau_differences": "06_table2",
+    "tau_entropy": "06_table2",
+    "tau_training": "06_table2",
+    "tau_categories": "06_table2",
+    "table3": "07_table3",
 }
+TARGET_OF = {"table3": "qwen2.5-coder-0.5b-instruct"}  # artefacts of another target than the default one
 NOT_HERE = "*Not run here: `make book` computes it.*"
 COMMANDS = ("targets", "fetch", "calibrate", "merge", "select", "show")
 
@@ -197,15 +208,14 @@ def artefacts(origin: Origin) -> str:
     lines = ["| artefact | targets | status | code | seconds | hardware |", "|---|---|---|---|--:|---|"]
     for name, notebook in NOTEBOOK_OF.items():
         passport = _passport(name, origin)
-        made = f"[{name[:-1]} {name[-1]}](/notebooks/{notebook}.ipynb)"
         if passport is None:
-            lines.append(f"| {made} | | not run here | | | |")
+            lines.append(f"| {_artefact(name)} | | not run here | | | |")
             continue
+        made = f"[{_artefact(name)}](/notebooks/{notebook}.ipynb)"
         targets = ", ".join(entry["target"] for entry in passport["inputs"] if entry)
         seconds = "" if passport["seconds"] is None else f"{passport['seconds']:.1f}"
-        state = status(origin[_of_default(f"{name}.json")])
+        state = status(origin[_place(f"{name}.json")])
         lines.append(f"| {made} | {targets} | {state} | `{passport['code']['method'][:8]}` | {seconds} | {_hardware(passport)} |")
-    lines += [f"| {name} | | not built yet | | | |" for name in ("table 2", "table 3")]
     return "\n".join(lines)
 
 
@@ -291,13 +301,25 @@ def _of_default(name: str) -> str:
     return f"{Settings().run_name}/{name}"
 
 
+def _place(file: str) -> str:
+    """Where a file of an artefact lies below data/results."""
+    target = TARGET_OF.get(file.partition(".")[0])
+    return f"{Settings().for_target(target).run_name}/{file}" if target else _of_default(file)
+
+
+def _artefact(name: str) -> str:
+    """``figure 2``, ``table 2, differences``, ``tau, entropy``."""
+    head, _, part = name.partition("_")
+    return re.sub(r"(?<=[a-z])(?=[0-9])", " ", head) + (f", {part}" if part else "")
+
+
 def _csv(name: str, origin: Origin) -> pd.DataFrame | None:
     path = origin.get(_of_default(name))
     return pd.read_csv(path, dtype={"layers": str, "depth": str}) if path else None
 
 
 def _passport(name: str, origin: Origin) -> dict[str, Any] | None:
-    path = origin.get(_of_default(f"{name}.json"))
+    path = origin.get(_place(f"{name}.json"))
     return json.loads(path.read_text(encoding="utf-8")) if path else None
 
 

@@ -25,7 +25,7 @@ from elsi_lib.errors import ElsiError
 from elsi_lib.files import replaced
 from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.provenance import code_version, environment, tau_version
-from elsi_lib.report.study import STUDY_FOLDER, file_hashes
+from elsi_lib.report.study import file_hashes
 from elsi_lib.settings import Settings, find_fingerprint, is_current, project_root, results_root
 
 FORMAT = "elsi-artefact-1"
@@ -228,7 +228,7 @@ def _save(name, files, settings, fingerprints, texts, results, seconds, study) -
         "seconds": None if seconds is None else round(seconds, 2),
     }
     if study is not None:
-        passport |= {"study": file_hashes(study), "code": passport["code"] | tau_version()}
+        passport |= {"study": {"folder": Path(study).name, "files": file_hashes(study)}, "code": passport["code"] | tau_version()}
     folder = settings.output
     path = folder / f"{name}.json"
     old = _read(path)
@@ -276,11 +276,12 @@ def _current_inputs(parameters: dict[str, Any], folder: Path) -> list[str | None
 
 def _study_current(about: dict[str, Any], folder: Path) -> bool:
     """Whether the study that stands next to the result, or with the project, is still the one it was made of, by today's code."""
-    places = [folder / STUDY_FOLDER]
+    name, files = about["study"]["folder"], about["study"]["files"]
+    places = [folder / name]
     if root := project_root():
-        places.append(root / "data" / "results" / about["run"] / STUDY_FOLDER)
+        places.append(root / "data" / "results" / about["run"] / name)
     found = next((place for place in places if place.is_dir()), None)
-    return found is not None and about["study"] == file_hashes(found) and about["code"].get("tau") == tau_version()["tau"]
+    return found is not None and files == file_hashes(found) and about["code"].get("tau") == tau_version()["tau"]
 
 
 def _name_only(settings: Settings, target: str) -> str:

@@ -1,7 +1,7 @@
 """The small results of a study on disk: what every target step yielded, the drafts' rows, learning curves and live decoding.
 
-A study's folder (``data/results/<target>/tau``) holds ``steps.parquet``, ``rows.csv``, ``training.csv``, ``live.csv`` and
-``passport.json``; all that tables 2 and 3 say follows from them, without a model.
+A study's folder (``data/results/<target>/tau``, ``tau-own`` for our own prompts) holds ``steps.parquet``, ``rows.csv``,
+``training.csv``, ``live.csv`` and ``passport.json``; all that tables 2 and 3 say follows from them, without a model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ METHODS = (
 )  # fmt: skip
 NORMED = {"EAGLE-3 norm": BASELINE, "ELSI m=3 norm": "ELSI m=3"}  # norm_before_fc on -> the same set with it off
 EXTRAS = (AGAIN, *NORMED)
-STUDY_FOLDER = "tau"  # below the results of a target
 FILES = ("steps.parquet", "rows.csv", "training.csv", "live.csv", "passport.json")
 SPEC_BENCH = "Spec-Bench"
 OWN_PROMPTS = "own prompts"
@@ -108,7 +107,7 @@ class Results:
 
     Attributes:
         folder: where its files are.
-        passport: targets, recipe, recordings, code, environment, seconds.
+        passport: target, training, evaluation, code, environment, seconds.
         rows: one per method: method, layers (as ``2 15 27``), entropy (nats), parameters, loss (nats), draft, norm_before_fc.
         totals: per question and setting, see :mod:`elsi_lib.report.tau`.
         training: learning curves; empty where none were kept.
@@ -133,7 +132,7 @@ class Results:
     @property
     def prompts(self) -> str:
         """``Spec-Bench`` or ``own prompts``."""
-        return self.passport["recordings"]["prompts"]
+        return self.passport["evaluation"]["prompts"]
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -262,7 +261,7 @@ def _passport(path: Path) -> dict[str, Any]:
         raise ElsiError(f"{_shown(path)} is not there: this folder holds no finished study")
     try:
         passport = json.loads(path.read_text(encoding="utf-8"))
-        prompts = passport["recordings"]["prompts"]
+        prompts = passport["evaluation"]["prompts"]
         passport["target"]
     except (ValueError, KeyError, TypeError) as error:
         raise ElsiError(f"{_shown(path)} is no passport of a study ({_first_line(error)}): evaluate again") from error

@@ -63,7 +63,8 @@ def differences(data: pd.DataFrame, results: Results, table: str) -> Finding:
         sentences.append(_elsi(chosen, noise))
         at = _at(chosen, headline(chosen)).iloc[0]
         key = f"{table}_elsi_m3_difference"
-        values |= {key: at["difference"], f"{key}_low": at["low"], f"{key}_high": at["high"], f"{key}_percent": at["percent"]}
+        numbers = {key: at["difference"], f"{key}_low": at["low"], f"{key}_high": at["high"], f"{key}_percent": at["percent"]}
+        values |= {name: value for name, value in numbers.items() if not math.isnan(value)}
         values[f"{table}_elsi_m3_above"] = (chosen["verdict"] == ABOVE).sum()
         values[f"{table}_elsi_m3_below"] = (chosen["verdict"] == BELOW).sum()
     setting = headline(sets if len(sets) else pooled)
@@ -76,11 +77,12 @@ def differences(data: pd.DataFrame, results: Results, table: str) -> Finding:
         )
         values |= {f"{table}_decided_{verdict}": (of["verdict"] == verdict).sum() for verdict in (ABOVE, BELOW)}
         low, high = of["detectable"].min(), of["detectable"].max()
-        sentences.append(
-            f"With these questions a true difference of {low:.3f} to {high:.3f} tokens, depending on the set, would have been found "
-            "with 80 % probability at 5 %, before any correction and for these drafts as they were trained."
-        )
-        values[f"{table}_detectable"] = high
+        if not math.isnan(high):
+            sentences.append(
+                f"With these questions a true difference of {low:.3f} to {high:.3f} tokens, depending on the set, would have been "
+                "found with 80 % probability at 5 %, before any correction and for these drafts as they were trained."
+            )
+            values[f"{table}_detectable"] = high
     again = pooled[pooled["family"] == "training"]
     if len(again):
         listed = ", ".join(f"{row.difference:+.3f} ({setting_name((row.nodes, row.temperature))})" for row in again.itertuples())
@@ -100,7 +102,7 @@ def differences(data: pd.DataFrame, results: Results, table: str) -> Finding:
         if len(normed):
             row = _at(normed, headline(normed)).iloc[0]
             sentences.append(
-                f"A norm before `fc` changes {base} by {row['difference']:+.3f} {_interval(row)} tokens ({row['verdict']}, "
+                f"A norm before `fc` changes {base} by {row['difference']:+.3f}{_interval(row)} tokens ({row['verdict']}, "
                 f"{setting_name(headline(normed))})."
             )
             values[f"{table}_norm_{_key(base)}"] = row["difference"]
@@ -115,7 +117,7 @@ def _elsi(of: pd.DataFrame, noise: float) -> str:
     if counts[SAME]:
         return f"{ELSI} chooses the set of {BASELINE}, so there is nothing to compare."
     listed = "; ".join(
-        f"{setting_name((row.nodes, row.temperature))}: {row.difference:+.3f} {_interval(row)} tokens, {row.percent:+.1f} %, "
+        f"{setting_name((row.nodes, row.temperature))}: {row.difference:+.3f}{_interval(row)} tokens, {row.percent:+.1f} %, "
         f"{row.verdict}"
         for row in of.itertuples()
     )
@@ -166,8 +168,8 @@ def by_category(data: pd.DataFrame, differences: pd.DataFrame, results: Results,
     total = pooled.loc["overall"]
     agree = "agree" if np.sign(macro["difference"]) == np.sign(total["difference"]) else "disagree"
     lines.append(
-        f"Pooled over all steps the difference is {total['difference']:+.3f} {_interval(total)}, as the mean over categories "
-        f"{macro['difference']:+.3f} {_interval(macro)}: the two {agree} in sign."
+        f"Pooled over all steps the difference is {total['difference']:+.3f}{_interval(total)}, as the mean over categories "
+        f"{macro['difference']:+.3f}{_interval(macro)}: the two {agree} in sign."
     )
     taus = _at(data[(data["average"] == "pooled") & (data["method"] == BASELINE)], setting).set_index("group")["tau"]
     taus = taus.drop(index=["overall", "mt-bench"], errors="ignore").dropna()
@@ -254,7 +256,7 @@ def speed(data: pd.DataFrame, table: str) -> Finding:
     lines, values = [], {}
     for temperature, of in drafted.groupby("temperature"):
         best = of.loc[of["speedup"].idxmax()]
-        told = f"{best['speedup']:.2f} {_interval(best, 'speedup_low', 'speedup_high', 2)}"
+        told = f"{best['speedup']:.2f}{_interval(best, 'speedup_low', 'speedup_high', 2)}"
         low, high = best["speedup_low"], best["speedup_high"]
         word = "faster than it" if low > 1 else "slower than it" if high < 1 else "not clearly different from it"
         lines.append(
@@ -278,7 +280,7 @@ def _at(data: pd.DataFrame, setting: tuple[int, float]) -> pd.DataFrame:
 def _interval(row, low: str = "low", high: str = "high", digits: int = 3) -> str:
     a, b = (row[name] if isinstance(row, pd.Series) else getattr(row, name) for name in (low, high))
     sign = "+" if low == "low" else ""
-    return "" if math.isnan(a) else f"[{a:{sign}.{digits}f}, {b:{sign}.{digits}f}]"
+    return "" if math.isnan(a) else f" [{a:{sign}.{digits}f}, {b:{sign}.{digits}f}]"
 
 
 def _with_interval(row: pd.Series) -> str:

@@ -150,7 +150,7 @@ def _verdict(row) -> str:
     if row.family == "training":
         return TWICE
     beyond = math.isnan(row.noise) or abs(row.difference) > row.noise
-    if not (beyond and row.p_holm < _LEVEL) or row.low <= 0 <= row.high:
+    if not (beyond and row.p_holm < _LEVEL and (row.low > 0 or row.high < 0)):
         return OPEN
     return ABOVE if row.difference > 0 else BELOW
 

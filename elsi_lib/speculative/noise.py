@@ -107,14 +107,13 @@ def pick_many(logits: Tensor, temperature: float, seed: int, questions: Sequence
     if temperature == 0:
         return first.tolist()
     logits, top = logits.detach().cpu(), top.cpu()
-    room = (logits.float() - top.float()[:, None]).div_(temperature).exp_().mul_(1.001 * 2.0**32).numpy()
+    room = (logits.float() - top.float()[:, None]).div_(temperature).exp_().numpy()
     picks = []
     for row, (question, position, best) in enumerate(zip(questions, positions, first.tolist(), strict=True)):
         words = _words(seed, question, position, logits.shape[1])
         mark = _from_words(words[best : best + 1])[0]
-        high = np.invert((words >> np.uint64(32)).astype(np.uint32)).astype(np.float32)  # 2^32 (1 - u), rounded down
-        few = np.flatnonzero(high <= room[row] * np.float32(math.exp(-mark)))
-        few = np.union1d(few, [best])
+        high = words.astype("<u8", copy=False).view("<u4")[1::2].astype(np.float32)  # 2^32 u, to 2^8
+        few = np.flatnonzero(room[row] * np.float32(1.001 * 2.0**32 * math.exp(-mark)) + high >= np.float32(2.0**32 - 2.0**10))
         scores = (logits[row, few].double() - top[row].double()) / temperature + torch.from_numpy(_from_words(words[few]))
         picks.append(int(few[scores.argmax()]))
     return picks

@@ -11,6 +11,7 @@ import nbformat
 import papermill
 import pytest
 from papermill.exceptions import PapermillExecutionError
+from synthetic_study import write_study
 from tiny import CHARACTERS, tiny_folder
 
 from elsi_lib.report.captions import CAPTIONS
@@ -23,7 +24,16 @@ MAKES = {
     "03_filter": ["figure4"],
     "04_compartments": ["figure5", "figure6"],
     "05_selection": ["figure7", "table1"],
+    **{
+        f"{number}_{table}": [
+            *(f"{table}{part}" for part in ("", "_differences", "_categories", "_speed")),
+            *(f"tau_{part}" for part in ("differences", "entropy", "training", "categories")),
+        ]
+        for number, table in (("06", "table2"), ("07", "table3"))
+    },
 }
+PAPER = {"06_table2": "Qwen3-4B", "07_table3": "Llama-3.1-8B"}  # notebooks of a study, and whose place their target takes
+TARGETS = {"07_table3": "qwen2.5-coder-0.5b-instruct"}  # where it is not the default one
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +54,12 @@ def parameters(tmp_path_factory):
     }  # fmt: skip
 
 
+def figures_of(path):
+    """Names of the figures of a notebook, and their labels in the book."""
+    names = [name for name in MAKES[path.stem] if not name.startswith("table")]
+    return {name: f"fig-{path.stem[3:]}-{name[4:]}" if path.stem in PAPER else f"fig-{name}" for name in names}
+
+
 def run(path, folder, parameters, results, monkeypatch):
     monkeypatch.setenv("ELSI_RESULTS", str(results))
     out = folder / path.name
@@ -60,12 +76,18 @@ def results(tmp_path_factory):
     return tmp_path_factory.mktemp("results")
 
 
-def test_there_are_the_five_notebooks():
+@pytest.fixture(scope="module")
+def study(parameters, results):
+    """A study of the first target with known truth, where the notebooks look for one."""
+    return write_study(results / Settings(**parameters).run_name / "tau", target="tiny-a", sizes=(2, 2), steps=20)
+
+
+def test_there_are_these_notebooks():
     assert [path.stem for path in NOTEBOOKS] == list(MAKES)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_with_other_parameters(path, parameters, results, tmp_path, monkeypatch):
+def test_runs_with_other_parameters(path, parameters, results, study, tmp_path, monkeypatch):
     notebook = run(path, tmp_path, parameters, results, monkeypatch)
     settings = Settings(**parameters)
     for name in MAKES[path.stem]:
@@ -78,11 +100,17 @@ def test_runs_with_other_parameters(path, parameters, results, tmp_path, monkeyp
         assert str(tmp_path.parent.parent) not in json.dumps(passport)
     streams = [output for output in outputs(notebook) if output.output_type == "stream"]
     assert not [output.text for output in streams if output.name == "stderr"]  # no bars, no warnings
-    assert "tiny-a: 8 prompts, 8 layers" in streams[0].text
+    begins = "tiny-a: Spec-Bench, 26 questions, 42 turns" if path.stem in PAPER else "tiny-a: 8 prompts, 8 layers"
+    assert begins in streams[0].text
     if path.stem in ("01_wave", "03_filter", "04_compartments", "05_selection"):
         assert "not shown" in streams[0].text and 'target = "' in streams[0].text  # no fingerprint of the second target yet
     shown = [output for output in outputs(notebook) if "image/png" in output.get("data", {})]
-    assert len(shown) == sum(name.startswith("figure") for name in MAKES[path.stem])
+    assert len(shown) == len(figures_of(path))
+    if path.stem in PAPER:
+        assert passport["study"]["folder"] == "tau" and passport["code"]["tau"]
+        texts = [output.data["text/markdown"] for output in outputs(notebook) if "text/markdown" in output.get("data", {})]
+        assert len(texts) == 10 and "ELSI m=3 is above EAGLE-3 in all 4 settings" in texts[3]
+        assert f"**{PAPER[path.stem]}**, the paper's own target: *reported*, not measured here" in texts[0]
 
 
 def test_the_target_beside_is_shown_once_it_has_a_fingerprint(parameters, results, tmp_path, monkeypatch):
@@ -134,13 +162,19 @@ def test_nbval_passes_on_the_same_numbers_and_fails_on_a_changed_one(parameters,
     assert code == 1 and "1 failed" in text and "mismatch 'text/markdown'" in text
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def in_the_book():
+    """Notebooks in the book's contents; another one has no committed result."""
+    listed = (project_root() / "_toc.yml").read_text(encoding="utf-8")
+    return [path for path in NOTEBOOKS if f"notebooks/{path.stem}\n" in listed]
+
+
+@pytest.mark.parametrize("path", in_the_book(), ids=lambda path: path.stem)
 def test_committed_outputs_are_there_to_be_compared(path):
     """nbval compares nothing where a cell was never run; only the line on where the fingerprint comes from may differ."""
     code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     ignored = [cell for cell in code if "nbval-ignore-output" in cell.metadata.get("tags", [])]
-    assert len(ignored) == 1 and "print(run_line(" in ignored[0].source
+    assert len(ignored) == 1 and re.search(r"print\((run|study)_line\(", ignored[0].source)
     compared = [
         output["data"]["text/markdown"] for cell in code for output in cell.outputs if "text/markdown" in output.get("data", {})
     ]
@@ -161,13 +195,14 @@ def test_form(path):
     defaults = {node.target.id: ast.literal_eval(node.value) for node in ast.parse(code[0].source).body}
     types = {node.target.id: node.annotation.id for node in ast.parse(code[0].source).body}
     fields = Settings.__dataclass_fields__
-    assert defaults == {name: field.default for name, field in fields.items()}
-    assert types == {name: field.type for name, field in fields.items()}
+    taken = [name for name in fields if name != "evaluation" or path.stem in PAPER]
+    wanted = {name: fields[name].default for name in taken}
+    assert defaults == wanted | ({"target": TARGETS[path.stem]} if path.stem in TARGETS else {})
+    assert types == {name: fields[name].type for name in taken}
     assert "Settings.from_notebook(globals())" in code[1].source
     figures = {cell.metadata.mystnb.figure.name: cell.metadata.mystnb for cell in code if "figure" in cell.metadata.get("mystnb", {})}
-    wanted = [name for name in MAKES[path.stem] if name.startswith("figure")]
-    assert set(figures) == {f"fig-{name}" for name in wanted}
-    for name in wanted:
-        assert figures[f"fig-{name}"].figure.caption == CAPTIONS[name]
-        assert figures[f"fig-{name}"].image.alt.strip()
+    assert set(figures) == set(figures_of(path).values())
+    for name, label in figures_of(path).items():
+        assert figures[label].figure.caption == CAPTIONS[name]
+        assert figures[label].image.alt.strip()
     assert path.stat().st_size < 500_000

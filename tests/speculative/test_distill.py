@@ -275,7 +275,8 @@ def test_two_processes_give_the_weights_of_one(tmp_path):
     """The same script under ``accelerate launch`` with two CPU processes (``--multi_gpu`` names its launcher of local processes)."""
     script = Path(__file__).parent / "train_tiny.py"
     run(tmp_path / "one", (0, 2), (1,))
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[:2]))}
+    folders = os.pathsep.join(map(str, Path(__file__).parents[:2]))
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": folders}
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
               "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]  # fmt: skip
     done = subprocess.run([*launch, str(script), str(tmp_path / "two")], env=environment, capture_output=True, text=True, timeout=300)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare, gumbel_r, kstest
 
 from elsi_lib.errors import ElsiError
-from elsi_lib.speculative.noise import check_temperature, gumbel, pick
+from elsi_lib.speculative.noise import check_temperature, gumbel, pick, pick_many
 from elsi_lib.speculative.tree import Nodes, longest_match
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -0.5, 1.5, -math.inf, 0.3])
@@ -182,3 +182,36 @@ def test_accepting_the_picked_child_is_eagles_rejection(seed, size, depth):
             if text[: len(step)] == step:
                 total += share * math.prod((law(text[:i])[text[i]] for i in range(len(step), len(text))), start=Fraction(1))
         assert total == chance
+
+
+@given(
+    st.sampled_from([1, 2, 64, 3000]), st.sampled_from([0, 0.01, 0.5, 1.0, 4.0]), st.sampled_from([0.0, 0.1, 3.0, 40.0]),
+    st.integers(0, 99), st.booleans(),
+)  # fmt: skip
+def test_many_picks_are_the_picks_one_by_one(size, temperature, scale, seed, coarse):
+    """Flat, usual and steep distributions, with ties, excluded tokens, and the logits left as they were."""
+    logits = torch.randn(6, size, generator=torch.Generator().manual_seed(seed)) * scale
+    logits[:, 1::5] = -math.inf
+    logits = logits.bfloat16() if coarse else logits
+    before, names, places = logits.clone(), ["a", 2, "c", "d", "e", "f"], [0, 5, 2, 3, 3, 9]
+    found = pick_many(logits, temperature, seed, names, places)
+    assert found == [pick(row, temperature, seed, n, p) for row, n, p in zip(logits, names, places, strict=True)]
+    assert torch.equal(logits, before)
+
+
+def test_many_picks_win_against_the_whole_noise_where_a_rare_token_wins():
+    """The winner is far from the top: among 40,000 equal tokens the noise decides."""
+    logits = torch.zeros(4, 40_000)
+    logits[:, 7] = 1.0
+    found = pick_many(logits, 1.0, 3, [0, 1, 2, 3], [0] * 4)
+    expected = [int((logits[0].double() + gumbel(3, question, 0, 40_000)).argmax()) for question in range(4)]
+    assert found == expected and 7 not in found
+
+
+def test_many_picks_need_a_row_each_and_finite_logits():
+    with pytest.raises(ElsiError, match="2 questions and 3 positions: one row for each"):
+        pick_many(torch.zeros(3, 4), 1.0, 0, [1, 2], [1, 2, 3])
+    broken = torch.zeros(3, 4)
+    broken[1] = math.nan
+    with pytest.raises(ElsiError, match="logits of position 5 of question b hold NaN"):
+        pick_many(broken, 1.0, 0, ["a", "b", "c"], [4, 5, 6])
