@@ -57,7 +57,7 @@ def test_passport_says_where_the_result_comes_from(results):
     assert passport["seconds"] == 1.23
     assert passport["parameters"] == {
         "target": "tiny-a", "beside": "tiny-b", "prompts": "sharegpt", "samples": 6, "rho": 0.3, "block": 8, "seed": 0,
-        "preset": "quick",
+        "preset": "quick", "evaluation": "spec-bench",
     }  # fmt: skip
     (entry,) = passport["inputs"]
     assert entry["fingerprint"] == fp.sha256 and entry["target"] == "tiny-a" and entry["revision"] == "0" * 40

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elsi_lib import provenance
-from elsi_lib.provenance import METHOD_MODULES, REPORT_MODULES, code_version, environment
+from elsi_lib.provenance import METHOD_MODULES, REPORT_MODULES, SPECULATIVE_MODULES, code_version, environment
 
 
 def test_versions_are_those_installed():
@@ -33,8 +33,9 @@ def test_no_host_name_and_no_path():
 def copy(tmp_path, monkeypatch):
     """The method's modules in a folder of their own, to be edited; returns the hash after an edit."""
     source = Path(provenance.__file__).parent
-    (tmp_path / "report").mkdir()
-    for name in (*METHOD_MODULES, *REPORT_MODULES):
+    for folder in ("report", "speculative"):
+        (tmp_path / folder).mkdir()
+    for name in (*METHOD_MODULES, *REPORT_MODULES, *SPECULATIVE_MODULES):
         file = f"{name.replace('.', '/')}.py"
         (tmp_path / file).write_text((source / file).read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))

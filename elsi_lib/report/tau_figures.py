@@ -88,10 +88,9 @@ def differences_figure(data: pd.DataFrame) -> Figure:
 def _limits(shown: pd.DataFrame) -> tuple[float, float]:
     """Limits that hold every interval but prompt lookup's, zero and the band of training noise."""
     near = shown[shown["method"] != LOOKUP] if (shown["method"] != LOOKUP).any() else shown
-    low, high = min(near["low"].min(), near["difference"].min(), 0.0), max(near["high"].max(), near["difference"].max(), 0.0)
     noise = shown["noise"].max()
-    if np.isfinite(noise):
-        low, high = min(low, -noise), max(high, noise)
+    low = np.nanmin([near["low"].min(), near["difference"].min(), 0.0, -noise])
+    high = np.nanmax([near["high"].max(), near["difference"].max(), 0.0, noise])
     margin = 0.12 * (high - low) or 0.05
     return low - margin, high + margin
 

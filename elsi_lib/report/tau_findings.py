@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import permutations
 
 import numpy as np
 import pandas as pd
@@ -215,12 +216,14 @@ def entropy(rho: pd.DataFrame, table: str) -> Finding:
 
 
 def critical_rho(n: int, alpha: float = 0.05, draws: int = 100_000) -> float:
-    """The smallest |rho| of n untied pairs that chance reaches with probability below alpha, from random permutations."""
+    """The smallest |rho| of n untied pairs that chance reaches with probability of at most alpha: from all orders up to nine pairs,
+    from random ones beyond."""
     ranks = np.arange(n) - (n - 1) / 2
-    orders = np.random.default_rng(0).permuted(np.tile(ranks, (draws, 1)), axis=1)
+    exact = n <= 9
+    orders = np.array(list(permutations(ranks))) if exact else np.random.default_rng(0).permuted(np.tile(ranks, (draws, 1)), axis=1)
     found = np.sort(np.abs(orders @ ranks) / (ranks @ ranks))
     values, first = np.unique(np.round(found, 10), return_index=True)
-    below = values[(draws - first) / draws < alpha]
+    below = values[(len(found) - first) / len(found) <= alpha]
     return float(below[0]) if len(below) else 1.0
 
 
@@ -258,9 +261,10 @@ def speed(data: pd.DataFrame, table: str) -> Finding:
         best = of.loc[of["speedup"].idxmax()]
         told = f"{best['speedup']:.2f}{_interval(best, 'speedup_low', 'speedup_high', 2)}"
         low, high = best["speedup_low"], best["speedup_high"]
+        tree = f" ({int(best['nodes'])} nodes)" if best["nodes"] > 0 and best["method"] != LOOKUP else ""
         word = "faster than it" if low > 1 else "slower than it" if high < 1 else "not clearly different from it"
         lines.append(
-            f"T = {temperature:g}, {int(best['questions'])} questions: {best['method']} ({int(best['nodes'])} nodes) is the fastest, "
+            f"T = {temperature:g}, {int(best['questions'])} questions: {best['method']}{tree} is the fastest, "
             f"{told} times the target alone, {word}."
         )
         if len(lookup := of[of["method"] == LOOKUP]) and best["method"] != LOOKUP:

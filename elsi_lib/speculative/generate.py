@@ -16,6 +16,7 @@ from elsi_lib.errors import ElsiError
 from elsi_lib.speculative.cache import TargetCache
 from elsi_lib.speculative.dialogue import eos_ids
 from elsi_lib.speculative.noise import check_temperature, pick_many
+from elsi_lib.speculative.packing import packed
 from elsi_lib.targets import Target
 
 FINISHES = ("eos", "length", "context")
@@ -101,19 +102,20 @@ def run(
         raise ElsiError(f"max_new_tokens = {max_new_tokens}, batch = {batch}: both are at least 1")
     temperature = check_temperature(temperature)
     writer = _Writer(target, max_new_tokens, temperature, seed, batch, capacity)
-    while True:
-        while len(writer.slots) < batch and (request := pull()) is not None:
-            writer.add(request)
-        ended = writer.ended() or writer.step()
-        for i, finish in ended:
-            slot = writer.slots[i]
-            yield slot.request.key, Answer(slot.answer, finish)
-            if (request := pull()) is not None:
-                writer.replace(i, request)
-            else:
-                writer.leave(i)
-        if not writer.slots and not ended:
-            return
+    with packed(target):
+        while True:
+            while len(writer.slots) < batch and (request := pull()) is not None:
+                writer.add(request)
+            ended = writer.ended() or writer.step()
+            for i, finish in ended:
+                slot = writer.slots[i]
+                yield slot.request.key, Answer(slot.answer, finish)
+                if (request := pull()) is not None:
+                    writer.replace(i, request)
+                else:
+                    writer.leave(i)
+            if not writer.slots and not ended:
+                return
 
 
 class _Writer:
