@@ -28,8 +28,10 @@ from elsi_lib.speculative.dialogue import Dialogue, eos_ids, opening, own_dialog
 from elsi_lib.speculative.distill import Recipe, TargetPass, Text, gather, loss_positions, train, training_time_test
 from elsi_lib.speculative.draft import Draft
 from elsi_lib.speculative.generate import Request, generate
+from elsi_lib.speculative.packing import packed
 from elsi_lib.speculative.replay import PROMPT_LOOKUP, replay
 from elsi_lib.speculative.vocabulary import DraftVocabulary
+from elsi_lib.study import TREES
 from elsi_lib.targets import Target, load_target
 
 MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product_flash_attention_for_cpu")
@@ -127,15 +129,16 @@ def bench_replay(target: Target, draft: Draft, answers: Answers) -> None:
 
 def bench_live(target: Target, draft: Draft, answers: Answers) -> None:
     """Question by question, all ways in turn; speed-up is the mean over questions, as in Spec-Bench."""
-    ways = {"plain": (None, 60), PROMPT_LOOKUP: (PROMPT_LOOKUP, 60)} | {f"draft, {n} nodes": (draft, n) for n in (10, *NODES)}
-    decoders = {name: Decoder(target, source, nodes=nodes) for name, (source, nodes) in ways.items()}
+    ways: dict[str, tuple] = {"plain": (None, {}), PROMPT_LOOKUP: (PROMPT_LOOKUP, {})}
+    ways |= {f"draft, {tree['nodes']} nodes": (draft, tree) for tree in TREES}
+    decoders = {name: Decoder(target, source, **tree) for name, (source, tree) in ways.items()}
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    for a in answers.dialogues:
-        for name, decoder in decoders.items():
-            done = decoder.decode(
-                a.turns[0].prompt, max_new_tokens=answers.passport["max_new_tokens"], temperature=0.0, seed=0, question=a.id
-            )
-            rates[name].append(len(done.ids) / done.seconds)
+    length = answers.passport["max_new_tokens"]
+    with packed(target):
+        for a in answers.dialogues:
+            for name, decoder in decoders.items():
+                done = decoder.decode(a.turns[0].prompt, max_new_tokens=length, temperature=0.0, seed=0, question=a.id)
+                rates[name].append(len(done.ids) / done.seconds)
     plain = np.array(rates["plain"])
     print(f"(h) {len(plain)} prompts live, T = 0: the target alone {plain.mean():.1f} tokens/s; goal above 1 and prompt lookup")
     for name in list(ways)[1:]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from elsi_lib.speculative.distill import CURVE, Recipe, Text, batches, train
 from elsi_lib.speculative.draft import Draft
 from elsi_lib.speculative.generate import Request, generate
 from elsi_lib.speculative.grid import BASELINE, Row, table_rows
+from elsi_lib.speculative.packing import packed
 from elsi_lib.speculative.replay import PROMPT_LOOKUP, prompt_lookup, replay
 from elsi_lib.speculative.vocabulary import DraftVocabulary, count_tokens
 from elsi_lib.targets import Target, load_target
@@ -94,11 +95,12 @@ def _silent(_: str) -> None:
     pass
 
 
-def run_study(settings: Settings, *, say: Say = _silent) -> Path:
+def run_study(settings: Settings, *, temperatures: Sequence[float] = TEMPERATURES, say: Say = _silent) -> Path:
     """Run all stages, or those that are left, and write the results.
 
     Args:
         settings: which target, which preset, which questions.
+        temperatures: of the questions' answers; a later call with more of them goes on from the files of this one.
         say: told what begins.
 
     Returns:
@@ -116,7 +118,7 @@ def run_study(settings: Settings, *, say: Say = _silent) -> Path:
     with _timed(work, "training"):
         train(target, made, texts, recipe_of(settings), work / "drafts", passport={"study": settings.run_name})
     drafts = {name: load_draft(work / "drafts" / name, target).to(target.dtype) for name in made}
-    recorded, evaluation = record_questions(target, settings, work, say)
+    recorded, evaluation = record_questions(target, settings, work, say, temperatures)
     steps = replay_all(target, drafts, recorded, work, seed=settings.seed, name=f"replay-{settings.evaluation}", say=say)
     decoded = {row.method: work / "drafts" / row.draft for row in rows if row.method in LIVE}
     live = decode_live(target, decoded, recorded, settings, work, say)
@@ -292,13 +294,13 @@ def trial_seconds(
 
 
 def record_questions(
-    target: Target, settings: Settings, work: Path, say: Say = _silent
+    target: Target, settings: Settings, work: Path, say: Say = _silent, temperatures: Sequence[float] = TEMPERATURES
 ) -> tuple[dict[float, Answers], dict[str, Any]]:
     """The target's answers to the questions, once for each temperature, and what the passport says of them."""
     name, dialogues = study_questions(settings)
     about: dict[str, Any] = {"prompts": name, "questions": len(dialogues), "max_new_tokens": settings.size("new_tokens")}
     recorded = {}
-    for temperature in TEMPERATURES:
+    for temperature in temperatures:
         say(f"answering {len(dialogues)} questions of {name} at T = {temperature:g}")
         with _timed(work, f"questions T={temperature:g}"):
             found = record(
@@ -377,13 +379,13 @@ def decode_live(
     ways: list[tuple[str, Any, dict[str, int]]] = [("plain", None, {}), (PROMPT_LOOKUP, PROMPT_LOOKUP, {})]
     read = {name: load_draft(folder, target).to(target.dtype) for name, folder in drafts.items()}
     ways += [(name, draft, tree) for tree in TREES for name, draft in read.items()]
-    first = recorded[TEMPERATURES[0]].dialogues
+    first = next(iter(recorded.values())).dialogues
     chosen = {d.id for d in spread([Dialogue(a.id, a.category, ()) for a in first], settings.size("live_questions"))}
     key = {"drafts": {n: _fingerprint_of(draft) for n, draft in read.items()}, "questions": sorted(chosen), "trees": list(TREES)}
     book = _Lines(work / f"live-{settings.evaluation}.jsonl", key)
     left = [answered for answered in first if answered.id in chosen and answered.id not in book.done]
     say(f"decoding {len(left)} questions live, {len(ways)} ways")
-    with _timed(work, "live"):
+    with _timed(work, "live"), packed(target):
         for answered in track("live decoding", len(left))(left):
             rows = []
             for method, draft, tree in ways:
@@ -436,19 +438,31 @@ def _fingerprint_of(draft: Draft) -> str:
 
 def peak_memory(settings: Settings, draft: Path | str | None, tree: dict[str, int], ids: Sequence[int]) -> float:
     """The most memory, in MB, that a process of its own holds which loads the target and one draft and decodes one question: of the
-    device where there is one, else resident memory, the libraries' code included."""
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_decode_alone, (settings, draft, tree, tuple(ids)))
+    device where there is one, else resident memory, the libraries' code included.
+
+    Raises:
+        AssetError: that process failed.
+    """
+    told = {"settings": asdict(settings), "folder": None, "draft": draft, "tree": tree, "ids": list(ids)}
+    if isinstance(draft, Path):
+        told |= {"folder": str(draft), "draft": None}
+    done = subprocess.run([sys.executable, "-m", __name__], input=json.dumps(told), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AssetError(f"the process that measures memory failed: {done.stderr.strip()[-300:]}")
+    return float(done.stdout.split()[-1])
 
 
-def _decode_alone(settings: Settings, draft: Path | str | None, tree: dict[str, int], ids: tuple[int, ...]) -> float:
-    target = load_target(settings.target, progress=False)
-    source = load_draft(draft, target).to(target.dtype) if isinstance(draft, Path) else draft
-    Decoder(target, source, **tree).decode(
-        ids, max_new_tokens=settings.size("live_tokens"), temperature=0.0, seed=settings.seed, question="memory"
-    )
+def _decode_alone(settings: dict[str, Any], folder: str | None, draft: str | None, tree: dict[str, int], ids: list[int]) -> float:
+    asked = Settings(**settings)
+    target = load_target(asked.target, progress=False)
+    source = load_draft(folder, target).to(target.dtype) if folder else draft
+    length, seed = asked.size("live_tokens"), asked.seed
+    Decoder(target, source, **tree).decode(ids, max_new_tokens=length, temperature=0.0, seed=seed, question="memory")
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
+    status = Path("/proc/self/status")
+    if status.is_file():  # the kernel's other count, ru_maxrss, starts from what the parent held
+        return next(int(line.split()[1]) * 1024 / 1e6 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
@@ -494,3 +508,6 @@ def _csv(frame: pd.DataFrame, path: Path) -> None:
     with replaced(path) as part:
         frame.to_csv(part, index=False)
 
+
+if __name__ == "__main__":
+    print(_decode_alone(**json.load(sys.stdin)))

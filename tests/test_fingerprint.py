@@ -213,11 +213,11 @@ def test_packed_replicates_move_entropies_by_less_than_a_thousandth(sink, prompt
                 gram_entropy(torch.stack([prepare_grams(k, center)[layers].sum(0) for k in which])) for which in (replicates, packed)
             )
             assert (before - after).abs().max() < 1e-3
-    # Each entry within half a step of sqrt(K_ii K_jj).
+    # Each entry within half a step of sqrt(K_ii K_jj), and float64's rounding where a replicate is the whole.
     scale = grams.diagonal(dim1=1, dim2=2).sqrt()
     error = (packed - replicates).abs() / (scale[:, :, None] * scale[:, None, :])
     widest = ((replicates - grams).abs() / (scale[:, :, None] * scale[:, None, :])).amax((-2, -1), keepdim=True)
-    assert (error <= widest / 32767 * 0.51).all()
+    assert (error <= widest / 32767 * 0.51 + 1e-14).all()
 
 
 def test_replicates_equal_to_the_whole_stay_so():

@@ -41,7 +41,7 @@ NOTEBOOK_OF = {
 }
 TARGET_OF = {"table3": "qwen2.5-coder-0.5b-instruct"}  # artefacts of another target than the default one
 NOT_HERE = "*Not run here: `make book` computes it.*"
-COMMANDS = ("targets", "fetch", "calibrate", "merge", "select", "show")
+COMMANDS = ("targets", "fetch", "calibrate", "merge", "select", "show", "train", "evaluate", "export")
 
 Origin = Mapping[str, Path]  # name below data/results -> where the file lies
 
@@ -68,7 +68,7 @@ def generated_pages(origin: Origin) -> dict[str, str]:
 
 
 def answer(origin: Origin) -> str:
-    """What table 1 of the default run says, in a few lines."""
+    """What tables 1 to 3 of the default runs say, in a few lines."""
     table = _csv("table1.csv", origin)
     if table is None:
         return NOT_HERE
@@ -90,7 +90,32 @@ def answer(origin: Origin) -> str:
             share = f"{100 * chosen['stability']:.0f} %"
             text += f" Over {int(chosen['replicates'])} redraws of the prompts ELSI takes the same set in {share}."
         lines.append(text)
-    return "\n".join([*lines, *_sink(origin)])
+    return "\n".join([*lines, *_sink(origin), *_tau(origin)])
+
+
+def _tau(origin: Origin) -> list[str]:
+    """tau of the main rows of tables 2 and 3 at the largest tree and the lowest temperature."""
+    lines = []
+    for name in ("table2", "table3"):
+        path = origin.get(_place(f"{name}.csv"))
+        if path is None:
+            continue
+        table = pd.read_csv(path, dtype={"layers": str})
+        table = table[table["origin"] == "measured"]
+        of = table[table["temperature"] == table["temperature"].min()]
+        of = of[of["nodes"] == of["nodes"].max()].set_index("method")
+        drafts = of[of["layers"].notna()]
+        order = [drafts["tau"].idxmax(), "EAGLE-3", "ELSI m=3", "lowest"]
+        parts = [
+            f"{row} {_braces(of.loc[row, 'layers'])} {of.loc[row, 'tau']:.3f} ({of.loc[row, 'low']:.3f} to {of.loc[row, 'high']:.3f})"
+            for row in dict.fromkeys(order)
+        ]
+        lines.append(
+            f"- **{of['target'].iloc[0]}**, tau on {int(of['questions'].max())} questions of Spec-Bench, trees of "
+            f"{int(of['nodes'].iloc[0])} nodes, T = {of['temperature'].iloc[0]:g}, with 95 % intervals, the highest of "
+            f"{drafts['layers'].nunique()} layer sets trained alike first: {'; '.join(parts)}."
+        )
+    return lines
 
 
 def _sink(origin: Origin) -> list[str]:

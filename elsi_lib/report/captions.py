@@ -60,7 +60,8 @@ CAPTIONS = {
         "layers. The sets were not drawn at random."
     ),
     "tau_training": (
-        "Learning curves of all drafts. Left: cross-entropy against the target's distribution at step 0 of the training-time test, "
+        "Learning curves of all drafts, means over seven reported batches. Left: cross-entropy against the target's distribution at "
+        "step 0 of the training-time test, "
         "on batches not yet learned from. Middle: share of rows whose likeliest token is the target's. Right: that share by step "
         "over the last tenth of training."
     ),

@@ -135,9 +135,13 @@ def entropy_figure(data: pd.DataFrame, rho: pd.DataFrame) -> Figure:
                 ax.vlines(row.entropy, row.low, row.high, color=color, linewidth=0.9, alpha=0.6)
             ax.plot(row.entropy, row.tau, **about)
             if row.method in (BASELINE, "ELSI m=3", "lowest"):
-                top = row.high if np.isfinite(row.high) else row.tau
+                below = row.method == "ELSI m=3"  # near EAGLE-3 on most targets: their names would meet
+                end = row.low if below else row.high
                 align = "right" if row.entropy > data["entropy"].quantile(0.85) else "center"
-                ax.annotate(row.method, (row.entropy, top), (0, 2), textcoords="offset points", ha=align, va="bottom")
+                ax.annotate(
+                    row.method, (row.entropy, end if np.isfinite(end) else row.tau), (0, -2 if below else 2),
+                    textcoords="offset points", ha=align, va="top" if below else "bottom",
+                )  # fmt: skip
         found = every.loc[setting]
         told = "" if np.isnan(found["rho"]) else rf": $\rho$ = {found['rho']:+.2f}, n = {int(found['n'])}"
         ax.set_title(f"{setting_name(setting)}{told}")
@@ -158,6 +162,9 @@ def entropy_figure(data: pd.DataFrame, rho: pd.DataFrame) -> Figure:
 # Training
 
 
+SMOOTHED = 7  # lines of a learning curve that a point of the figure averages
+
+
 @_styled
 def training_figure(data: pd.DataFrame) -> Figure:
     """Learning curves: loss and share of likeliest tokens that are the target's, and that share by step at the end.
@@ -175,8 +182,9 @@ def training_figure(data: pd.DataFrame) -> Figure:
         color, dash = looks.get(name) or (_look(name)[0], "--" if name in NORMED else "-")
         about = {"color": "0.82", "linewidth": 0.9, "zorder": 1} if name == "other sets" else {"color": color, "linestyle": dash}
         millions = of["tokens"] / 1e6
-        (line,) = axes[0, 0].plot(millions, of["loss"], **about)
-        axes[0, 1].plot(millions, 100 * of["accept_0"], **about)
+        smooth = of[["loss", "accept_0"]].rolling(SMOOTHED, min_periods=1).mean()  # batches are small, and differ
+        (line,) = axes[0, 0].plot(millions, smooth["loss"], **about)
+        axes[0, 1].plot(millions, 100 * smooth["accept_0"], **about)
         end = of.iloc[-max(1, len(of) // 10) :]
         axes[0, 2].plot(range(len(shares)), 100 * end[shares].mean(), marker="o", markersize=3, **about)
         drawn.setdefault(name, line)

@@ -224,7 +224,7 @@ class _Book:
         self.digest, self.size = "", 0
         if self._begun():
             found, lines, self.digest, self.size = _read(path)
-            _check_target(path, found, target)
+            _check_target(path, found, target, ("dtype",))
             for name in passport:
                 if name != "target" and found.get(name) != passport[name]:
                     shown = "" if isinstance(passport[name], list) else f" ({found.get(name)}, asked for {passport[name]})"
@@ -356,9 +356,9 @@ def _answered(line: dict[str, Any], path: str | Path) -> Answered:
     return Answered(line["id"], line["category"], turns)
 
 
-def _check_target(path: str | Path, passport: dict[str, Any], target: Target) -> None:
+def _check_target(path: str | Path, passport: dict[str, Any], target: Target, also: Sequence[str] = ()) -> None:
     recorded, given = passport["target"], target_identity(target)
-    different = [name for name in (*_SIZES, "dtype") if recorded.get(name) != given[name]]
+    different = [name for name in (*_SIZES, *also) if recorded.get(name) != given[name]]
     if recorded.get("revision") and given["revision"] and recorded["revision"] != given["revision"]:
         different.append("revision")
     norms = (torch.tensor(identity["embedding_norms"]) for identity in (recorded, given))

@@ -4,13 +4,14 @@ import json
 
 import pytest
 import torch
-from tiny import TEMPLATE, tiny_target
+from tiny import TEMPLATE, tiny_model, tiny_target, tiny_tokenizer
 
 from elsi_lib.errors import AssetError, ElsiError
 from elsi_lib.speculative import answers as room
 from elsi_lib.speculative.answers import load_answers, record, training_texts
 from elsi_lib.speculative.dialogue import Dialogue, following, opening
 from elsi_lib.speculative.noise import pick
+from elsi_lib.targets import Target
 
 EOS = 2
 OPTIONS = {"max_new_tokens": 12, "temperature": 1.0, "seed": 4, "max_turns": 2, "source": "made up"}
@@ -128,6 +129,10 @@ def test_files_of_other_things_are_refused(tmp_path):
         load_answers(path, tiny_target("qwen2"))
     with pytest.raises(ElsiError, match="embedding_norms"):
         load_answers(path, tiny_target(seed=1))
+    coarse = Target(tiny_model().bfloat16(), tiny_tokenizer(), name="tiny-llama")
+    assert len(load_answers(path, coarse).dialogues) == len(DIALOGUES)  # another dtype may read, but not go on
+    with pytest.raises(ElsiError, match="dtype float32 against bfloat16"):
+        record(coarse, DIALOGUES, path, **OPTIONS)
     other = tiny_target()
     other.tokenizer.chat_template = TEMPLATE + " "
     for read in (lambda: load_answers(path, other), lambda: record(other, DIALOGUES, path, **OPTIONS)):
