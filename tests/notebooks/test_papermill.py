@@ -205,4 +205,4 @@ def test_form(path):
     for name, label in figures_of(path).items():
         assert figures[label].figure.caption == CAPTIONS[name]
         assert figures[label].image.alt.strip()
-    assert path.stat().st_size < 500_000
+    assert path.stat().st_size < 750_000
