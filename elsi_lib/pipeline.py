@@ -36,7 +36,12 @@ def fingerprint_status(path: Path, fingerprint: Fingerprint) -> str:
     """``"measured"``, ``"cached"`` or ``"stale"``, see :func:`obtain_fingerprint`."""
     if not is_current(fingerprint):
         return "stale"
-    here = path.resolve().is_relative_to(results_root().resolve()) and fingerprint.passport["environment"] == environment()
+    return measured_or_cached(path, fingerprint.passport)
+
+
+def measured_or_cached(path: Path, passport: dict[str, Any]) -> str:
+    """``"measured"`` for a result in this run's folder that was made on a machine like this one, else ``"cached"``."""
+    here = path.resolve().is_relative_to(results_root().resolve()) and passport["environment"] == environment()
     return "measured" if here else "cached"
 
 

@@ -145,15 +145,18 @@ def results_root() -> Path:
     return root / "data" / "results" if root else Path("results")
 
 
+def results_roots() -> list[Path]:
+    """Where results are looked for: this run's folder, then those committed with the project."""
+    root = project_root()
+    return [results_root(), *([root / "data" / "results"] if root else [])]
+
+
 def find_fingerprint(settings: Settings) -> tuple[Path, Fingerprint] | None:
     """This run's fingerprint: from the results folder, else from those committed with the project; None if neither has it.
 
     A file whose passport states another calibration is not this run's and is passed over.
     """
-    roots = [results_root()]
-    if root := project_root():
-        roots.append(root / "data" / "results")
-    for folder in roots:
+    for folder in results_roots():
         path = folder / settings.run_name / "fingerprint.safetensors"
         if path.is_file():
             fingerprint = Fingerprint.load(path)

@@ -27,11 +27,11 @@ from elsi_lib.assets import cache_dir
 from elsi_lib.errors import AssetError, ElsiError
 from elsi_lib.files import replaced
 from elsi_lib.fingerprint import Fingerprint
-from elsi_lib.pipeline import obtain_fingerprint
+from elsi_lib.pipeline import measured_or_cached, obtain_fingerprint
 from elsi_lib.progress import track
 from elsi_lib.provenance import code_version, environment
 from elsi_lib.report.study import FILES, write_steps
-from elsi_lib.settings import Settings, project_root, results_root
+from elsi_lib.settings import Settings, results_root, results_roots
 from elsi_lib.speculative.answers import Answers, record, training_texts
 from elsi_lib.speculative.checkpoint import load_draft
 from elsi_lib.speculative.decode import Decoder
@@ -73,8 +73,7 @@ def study_folder(settings: Settings) -> Path:
 def obtain_study(settings: Settings) -> Study:
     """The study of the settings: from this run's results, else from those committed with the project, else made now (hours)."""
     name = study_folder(settings).relative_to(results_root())
-    roots = [results_root(), *([root / "data" / "results"] if (root := project_root()) else [])]
-    for folder in (root / name for root in roots):
+    for folder in (root / name for root in results_roots()):
         if all((folder / file).is_file() for file in FILES):
             return Study(folder, _status(folder))
     return Study(run_study(settings), "measured")
@@ -84,8 +83,7 @@ def _status(folder: Path) -> str:
     passport = json.loads((folder / "passport.json").read_text(encoding="utf-8"))
     if passport["code"].get("speculative") != code_version()["speculative"]:
         return "stale"
-    here = folder.resolve().is_relative_to(results_root().resolve()) and passport["environment"] == environment()
-    return "measured" if here else "cached"
+    return measured_or_cached(folder, passport)
 
 
 Say = Callable[[str], None]  # told what begins, one line each
@@ -129,13 +127,13 @@ def run_study(settings: Settings, *, temperatures: Sequence[float] = TEMPERATURE
     _csv(_table(rows, drafts, fingerprint), folder / "rows.csv")
     _csv(pd.read_csv(work / "drafts" / CURVE), folder / "training.csv")
     _csv(live, folder / "live.csv")
-    training = next(iter(drafts.values())).passport["training"]
+    one = next(iter(drafts.values()))  # all were trained in one run, on one vocabulary
     passport = {
         "target": target.describe(),
         "settings": asdict(settings) | {"target": target.name, "prompts": settings.calibration()["source"]},  # no paths
         "texts": about,
-        "training": {name: value for name, value in training.items() if name != "final"},
-        "draft_vocabulary": next(iter(drafts.values())).vocabulary.size,
+        "training": {name: value for name, value in one.passport["training"].items() if name != "final"},
+        "draft_vocabulary": one.vocabulary.size,
         "evaluation": evaluation,
         "seconds": json.loads((work / SECONDS).read_text(encoding="utf-8")),
         "code": code_version(),
@@ -263,9 +261,7 @@ def plan_training(target: Target, settings: Settings, rows: Sequence[Row]) -> Pl
 
     ids = torch.tensor([*prompts[0], *next(a.ids for key, a in written if key == "0"), *prompts[0]][: recipe.batch_tokens])
     text = (ids.int(), torch.ones(len(ids), dtype=torch.bool))
-    vocabulary = DraftVocabulary.whole(target.vocab_size)
-    if settings.size("draft_vocabulary") < target.vocab_size:
-        vocabulary = DraftVocabulary(torch.arange(settings.size("draft_vocabulary")), target.vocab_size)
+    vocabulary = DraftVocabulary(torch.arange(min(settings.size("draft_vocabulary"), target.vocab_size)), target.vocab_size)
     seconds, parameters = trial_seconds(target, settings, rows, vocabulary, text)
     weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
     return Plan(
