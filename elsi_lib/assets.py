@@ -460,10 +460,12 @@ def _sweep(pattern: str) -> None:
 
 
 def _size(folder: Path) -> int:
+    """Bytes below a folder that another process writes to: what vanishes while we look counts nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # pip moves its files while we look
-            total += path.stat().st_size if path.is_file() else 0
+    for below, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                total += os.stat(os.path.join(below, name)).st_size
     return total
 
 

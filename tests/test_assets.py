@@ -241,6 +241,23 @@ def test_parts_are_joined_in_order_and_a_cut_keeps_those_that_are_done(world, tm
     assert not leftovers(tmp_path / "cache")
 
 
+def test_the_size_of_a_download_is_read_while_pip_removes_its_folders(tmp_path, monkeypatch):
+    (tmp_path / "tracker").mkdir()
+    (tmp_path / "tracker" / "entry").write_bytes(b"gone")
+    (tmp_path / "half.whl").write_bytes(b"12345")
+    scandir = os.scandir
+
+    def vanishing(path):
+        if str(path).endswith("tracker"):
+            (tmp_path / "tracker" / "entry").unlink()
+            (tmp_path / "tracker").rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert assets._size(tmp_path) == 5
+    assert not (tmp_path / "tracker").exists()
+
+
 @settings(max_examples=25, deadline=None)
 @given(pieces=st.lists(st.binary(max_size=5000), min_size=1, max_size=4))
 def test_joined_members_equal_the_concatenation(tmp_path_factory, pieces):

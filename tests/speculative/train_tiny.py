@@ -7,4 +7,5 @@ from accelerate import PartialState
 from test_distill import run
 
 run(Path(sys.argv[1]), (0, 2), (1,))
-print("processes", PartialState().num_processes)
+if PartialState().is_main_process:  # two processes that print at once mix their words
+    print("processes", PartialState().num_processes)
