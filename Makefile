@@ -30,6 +30,8 @@ reproduce: setup  ## make the committed results again: both targets, notebooks i
 test: setup lint  ## ruff, pytest, and nbval: the notebooks' committed outputs against a fresh run
 	$(BIN)/python -m pytest
 	$(if $(NOTEBOOKS),ELSI_RESULTS=$(CURDIR)/_build/nbval $(BIN)/python -m pytest --nbval --nbval-current-env $(NOTEBOOKS))
+	@command -v "$${ELSI_CHROMIUM:-chromium}" chromium chromium-browser google-chrome > /dev/null \
+	  || echo "The tests of the pages in a browser were skipped: install chromium, or name one in ELSI_CHROMIUM"
 
 test-engines: setup $(ENGINES)/.installed  ## exports read by speculators, in an environment of its own; ELSI_DRAFT=FOLDER tries that draft
 	$(BIN)/python -m pytest tests/engines/test_speculators.py

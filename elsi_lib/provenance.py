@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from elsi_lib.errors import ElsiError
+
 # A change to one of these modules can change a number; prose, plots and the command line cannot.
 CALIBRATION_MODULES = (
     *("filtering", "blocks", "entropy", "calibration", "fingerprint"),
@@ -23,6 +25,7 @@ SPECULATIVE_MODULES = tuple(
     + ("tree", "lazy_tree", "replay", "decode", "grid")
 )
 REPORT_MODULES = ("report.measures", "report.tables", "report.findings")
+SURVEY_MODULES = ("survey", "corpora", "probe")
 TAU_MODULES = ("report.tau", "report.study", "report.tau_tables", "report.tau_measures", "report.tau_findings")
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors")
 
@@ -47,6 +50,24 @@ def code_version() -> dict[str, str]:
 def tau_version() -> dict[str, str]:
     """Hash of the code that makes tables 2 and 3 and their figures of a study's results, as in :func:`code_version`."""
     return {"tau": _hash_of(TAU_MODULES)}
+
+
+@cache
+def survey_version() -> dict[str, str]:
+    """Hash of the code that makes a survey, as in :func:`code_version`."""
+    return {"survey": _hash_of(SURVEY_MODULES)}
+
+
+@cache
+def question_version(name: str) -> dict[str, str]:
+    """Hash of the code of one open question, :mod:`elsi_lib.report.questions`, and of the criteria that questions share.
+
+    Raises:
+        ElsiError: no such question.
+    """
+    if not (Path(__file__).parent / "report" / "questions" / f"{name}.py").is_file():
+        raise ElsiError(f"question {name!r}: no module of that name in elsi_lib/report/questions")
+    return {"question": _hash_of((f"report.questions.{name}", "criteria"))}
 
 
 def _hash_of(modules: tuple[str, ...]) -> str:

@@ -72,11 +72,16 @@ def study_folder(settings: Settings) -> Path:
 
 def obtain_study(settings: Settings) -> Study:
     """The study of the settings: from this run's results, else from those committed with the project, else made now (hours)."""
+    return find_study(settings) or Study(run_study(settings), "measured")
+
+
+def find_study(settings: Settings) -> Study | None:
+    """The study of the settings where there is one, from this run's results, else from those committed with the project."""
     name = study_folder(settings).relative_to(results_root())
     for folder in (root / name for root in results_roots()):
         if all((folder / file).is_file() for file in FILES):
             return Study(folder, _status(folder))
-    return Study(run_study(settings), "measured")
+    return None
 
 
 def _status(folder: Path) -> str:

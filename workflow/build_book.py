@@ -133,6 +133,7 @@ def _inputs_hash(notebook: Path) -> str:
 
 def stage(executed: Path, sources: Path = SOURCES) -> None:
     """Make ``sources`` hold exactly what the site is rendered from."""
+    from explorer_data import explorer_data
     from generated_pages import generated_pages
 
     wanted: dict[str, bytes] = {}
@@ -145,13 +146,16 @@ def stage(executed: Path, sources: Path = SOURCES) -> None:
     for path in sorted(executed.glob("[!.]*.ipynb")):
         wanted[f"notebooks/{path.name}"] = path.read_bytes()
     origin: dict[str, Path] = {}
-    for results in dict.fromkeys((COMMITTED, Path(os.environ["ELSI_RESULTS"]))):  # later ones lie over earlier ones
+    roots = tuple(dict.fromkeys((COMMITTED, Path(os.environ["ELSI_RESULTS"]))))  # later ones lie over earlier ones
+    for results in roots:
         for path, name in _files(results):
             if path.suffix in SHOWN:
                 origin[name] = path
                 wanted[f"data/results/{name}"] = path.read_bytes()
     for name, text in generated_pages(origin).items():
         wanted[f"book/generated/{name}"] = text.encode()
+    for name, content in explorer_data(roots).items():
+        wanted[f"_static/explorer/data/{name}"] = content
     sync(sources, wanted)
 
 

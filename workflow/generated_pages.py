@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
+from page_agreements import agreements, tau_answer
+from page_costs import costs, fingerprints
+from page_parts import NOT_HERE, Origin, braces, hardware, notebook_link, of_default, place, read_csv, read_passport
+from page_questions import questions
+from page_serving import configs, launch, servable
 
 from elsi_lib.errors import ElsiError
 from elsi_lib.layers import CONVENTIONS, engine_ids
@@ -39,18 +42,23 @@ NOTEBOOK_OF = {
     "tau_categories": "06_table2",
     "table3": "07_table3",
 }
-TARGET_OF = {"table3": "qwen2.5-coder-0.5b-instruct"}  # artefacts of another target than the default one
-NOT_HERE = "*Not run here: `make book` computes it.*"
 COMMANDS = ("targets", "fetch", "calibrate", "merge", "select", "show", "train", "evaluate", "export")
 
-Origin = Mapping[str, Path]  # name below data/results -> where the file lies
+SHOWN_WITH_METHOD = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure7")
 
 
 def generated_pages(origin: Origin) -> dict[str, str]:
     """File name below book/generated -> text. Each is whole even where a result is missing, and then says so."""
     pages: dict[str, Callable[[Origin], str]] = {
         "answer.md": answer,
-        "figure2.md": lambda given: figure("figure2", given),
+        "tau_answer.md": tau_answer,
+        "picture.md": lambda given: figure("figure2", given),
+        "agreements.md": agreements,
+        "cost.md": costs,
+        "questions.md": questions,
+        "serve_config.md": configs,
+        "serve_engines.md": servable,
+        "serve_launch.md": lambda _: launch(),
         "table1.md": table1,
         "compared.md": compared,
         "variance.md": variance,
@@ -61,6 +69,8 @@ def generated_pages(origin: Origin) -> dict[str, str]:
         "rule_ids.md": lambda _: rule_ids(),
         "cli.md": lambda _: command_line(),
     }
+    for name in SHOWN_WITH_METHOD:
+        pages[f"{name}.md"] = lambda given, name=name: figure(name, given, label=name)
     return {name: write(origin).rstrip("\n") + "\n" for name, write in pages.items()}
 
 
@@ -69,23 +79,23 @@ def generated_pages(origin: Origin) -> dict[str, str]:
 
 def answer(origin: Origin) -> str:
     """What tables 1 to 3 of the default runs say, in a few lines."""
-    table = _csv("table1.csv", origin)
+    table = read_csv("table1.csv", origin)
     if table is None:
         return NOT_HERE
     lines = []
     for target, of in table[table["origin"] == "measured"].groupby("target", sort=False):
         row = {record["method"]: record for record in of.to_dict("records")}
         best, printed, chosen = row["exhaustive m=3"], row.get("EAGLE3 as printed"), row["ELSI m=3"]
-        text = f"- **{target}**: ELSI takes {_braces(chosen['layers'])}, matrix entropy {chosen['entropy']:.3f} nats, "
+        text = f"- **{target}**: ELSI takes {braces(chosen['layers'])}, matrix entropy {chosen['entropy']:.3f} nats, "
         if chosen["rank"] == 1:
             text += f"the best of all {int(chosen['sets']):,} sets of three."
         else:
-            text += f"place {int(chosen['rank']):,} of {int(chosen['sets']):,} sets of three; the best is {_braces(best['layers'])} "
+            text += f"place {int(chosen['rank']):,} of {int(chosen['sets']):,} sets of three; the best is {braces(best['layers'])} "
             text += f"with {best['entropy']:.3f}."
         if printed is not None:
-            text += f" EAGLE-3's rule, {_braces(printed['layers'])}, has {printed['entropy']:.3f} and place {int(printed['rank']):,}."
+            text += f" EAGLE-3's rule, {braces(printed['layers'])}, has {printed['entropy']:.3f} and place {int(printed['rank']):,}."
         text += f" Without the first position of each prompt ELSI's set has place {int(chosen['rank_first_dropped']):,}, and "
-        text += f"{_braces(chosen['optimum_first_dropped'])} is best."
+        text += f"{braces(chosen['optimum_first_dropped'])} is best."
         if pd.notna(chosen["stability"]):
             share = f"{100 * chosen['stability']:.0f} %"
             text += f" Over {int(chosen['replicates'])} redraws of the prompts ELSI takes the same set in {share}."
@@ -97,7 +107,7 @@ def _tau(origin: Origin) -> list[str]:
     """tau of the main rows of tables 2 and 3 at the largest tree and the lowest temperature."""
     lines = []
     for name in ("table2", "table3"):
-        path = origin.get(_place(f"{name}.csv"))
+        path = origin.get(place(f"{name}.csv"))
         if path is None:
             continue
         table = pd.read_csv(path, dtype={"layers": str})
@@ -107,7 +117,7 @@ def _tau(origin: Origin) -> list[str]:
         drafts = of[of["layers"].notna()]
         order = [drafts["tau"].idxmax(), "EAGLE-3", "ELSI m=3", "lowest"]
         parts = [
-            f"{row} {_braces(of.loc[row, 'layers'])} {of.loc[row, 'tau']:.3f} ({of.loc[row, 'low']:.3f} to {of.loc[row, 'high']:.3f})"
+            f"{row} {braces(of.loc[row, 'layers'])} {of.loc[row, 'tau']:.3f} ({of.loc[row, 'low']:.3f} to {of.loc[row, 'high']:.3f})"
             for row in dict.fromkeys(order)
         ]
         lines.append(
@@ -120,14 +130,14 @@ def _tau(origin: Origin) -> list[str]:
 
 def _sink(origin: Origin) -> list[str]:
     """How much of each target's wave is left without the first position of a prompt, from figure 2."""
-    passport = _passport("figure2", origin)
+    passport = read_passport("figure2", origin)
     names = {"figure2": 0, "figure2_beside": 1}
     lines = []
-    for name, place in names.items():
+    for name, i in names.items():
         about = passport["results"] if passport else {}
         if f"{name}_rise_share_without_first" in about:
             text = (
-                f"- **{passport['inputs'][place]['target']}**: entropy rises by {about[f'{name}_rise']:.3f} nats to its late peak, by "
+                f"- **{passport['inputs'][i]['target']}**: entropy rises by {about[f'{name}_rise']:.3f} nats to its late peak, by "
                 f"{about[f'{name}_rise_without_first']:.3f} without the first position of each prompt"
             )
             if f"{name}_rise_quiet" in about:
@@ -139,20 +149,26 @@ def _sink(origin: Origin) -> list[str]:
     return lines
 
 
-def figure(name: str, origin: Origin) -> str:
-    """A figure of the default run with its caption, its alternative text and its status."""
-    passport = _passport(name, origin)
+def figure(name: str, origin: Origin, label: str = "") -> str:
+    """A figure of the default run with its caption, the notebook that computes it, its alternative text and its status.
+
+    ``label`` is what {ref} finds it by; a figure that stands on two pages can have it on one of them only.
+    """
+    passport = read_passport(name, origin)
     if passport is None:
-        return NOT_HERE
-    place = f"data/results/{Settings().run_name}/{name}"
-    state = status(origin[_of_default(f"{name}.json")]).capitalize()
-    caption = f"**{name[:-1].capitalize()} {name[-1]}.** {passport['caption']} *{state}.*"
+        anchor = f"({label})=\n" if label else ""
+        return f"{anchor}{NOT_HERE}"
+    picture = f"data/results/{Settings().run_name}/{name}"
+    state = status(origin[of_default(f"{name}.json")]).capitalize()
+    made = notebook_link(f"{_artefact(name)} in its notebook", NOTEBOOK_OF[name])
+    caption = f"**{name[:-1].capitalize()} {name[-1]}.** {passport['caption']} Computed here: {made}. *{state}.*"
     alt = " ".join(passport["alt"].split())
-    return f"```{{figure}} /{place}.svg\n:alt: {alt}\n:width: 100%\n\n{caption}\n```"
+    named = f"\n:name: {label}" if label else ""
+    return f"```{{figure}} /{picture}.svg{named}\n:alt: {alt}\n:width: 100%\n\n{caption}\n```"
 
 
 def table1(origin: Origin) -> str:
-    path = origin.get(_of_default("table1.md"))
+    path = origin.get(of_default("table1.md"))
     return path.read_text(encoding="utf-8") if path else NOT_HERE
 
 
@@ -176,17 +192,17 @@ def compared(origin: Origin) -> str:
 def _measured(origin: Origin) -> dict[str, dict[str, str]]:
     """Quantity, named as in data/paper/reported.csv -> target -> our value as text."""
     found: dict[str, dict[str, str]] = {}
-    if (wave := _csv("figure2.csv", origin)) is not None:
+    if (wave := read_csv("figure2.csv", origin)) is not None:
         whole = wave[wave["first_position"] == "kept"]
         peaks = whole.loc[whole.groupby("target", sort=False)["entropy"].idxmax()]
         found["layer of the peak"] = {row.target: f"{row.layer} of 0–{_last(whole, row.target)}" for row in peaks.itertuples()}
-    if (passport := _passport("figure5", origin)) is not None:
+    if (passport := read_passport("figure5", origin)) is not None:
         found["compartments"] = {
             entry["target"]: ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in entry["compartments"])
             for entry in passport["results"]
             if not entry["debiased"]
         }
-    if (table := _csv("table1.csv", origin)) is not None:
+    if (table := read_csv("table1.csv", origin)) is not None:
         names = {
             "EAGLE3": "EAGLE3 as printed",
             "ELSI m=1": "ELSI m=1",
@@ -196,14 +212,14 @@ def _measured(origin: Origin) -> dict[str, dict[str, str]]:
         of = table[table["origin"] == "measured"]
         for name, method in names.items():
             rows = of[of["method"] == method]
-            found[f"{name} layers"] = {row.target: _braces(row.layers) for row in rows.itertuples()}
+            found[f"{name} layers"] = {row.target: braces(row.layers) for row in rows.itertuples()}
             found[f"{name} S_1"] = {row.target: f"{row.entropy:.3f}" for row in rows.itertuples()}
     return found
 
 
 def variance(origin: Origin) -> str:
     """Change of the variance between prompts by thirds of depth: reported, and ours in every reading, with its control."""
-    data = _csv("figure4.csv", origin)
+    data = read_csv("figure4.csv", origin)
     if data is None:
         return NOT_HERE
     thirds = ("early", "middle", "late")
@@ -232,15 +248,15 @@ def artefacts(origin: Origin) -> str:
     """Status, time and machine of every artefact of the default run."""
     lines = ["| artefact | targets | status | code | seconds | hardware |", "|---|---|---|---|--:|---|"]
     for name, notebook in NOTEBOOK_OF.items():
-        passport = _passport(name, origin)
+        passport = read_passport(name, origin)
         if passport is None:
             lines.append(f"| {_artefact(name)} | | not run here | | | |")
             continue
         made = f"[{_artefact(name)}](/notebooks/{notebook}.ipynb)"
         targets = ", ".join(entry["target"] for entry in passport["inputs"] if entry)
         seconds = "" if passport["seconds"] is None else f"{passport['seconds']:.1f}"
-        state = status(origin[_place(f"{name}.json")])
-        lines.append(f"| {made} | {targets} | {state} | `{passport['code']['method'][:8]}` | {seconds} | {_hardware(passport)} |")
+        state = status(origin[place(f"{name}.json")])
+        lines.append(f"| {made} | {targets} | {state} | `{passport['code']['method'][:8]}` | {seconds} | {hardware(passport)} |")
     return "\n".join(lines)
 
 
@@ -249,10 +265,7 @@ def runs(origin: Origin) -> str:
     from elsi_lib.fingerprint import Fingerprint
     from elsi_lib.settings import is_current
 
-    folders = sorted({path.parent for path in origin.values() if (path.parent / "fingerprint.safetensors").is_file()})
-    # A target that runs only beside another has a fingerprint and no artefact of its own.
-    roots = {folder.parent for folder in folders}
-    paths = sorted({path for root in roots for path in root.glob("*/fingerprint.safetensors")}, key=lambda path: path.parent.name)
+    paths = fingerprints(origin)
     if not paths:
         return NOT_HERE
     lines = [
@@ -273,7 +286,7 @@ def runs(origin: Origin) -> str:
             f"`{about['code']['method'][:8]}`",
             "yes" if is_current(fp) else "no: stale",
             "" if about["seconds"] is None else f"{about['seconds']:.0f}",
-            _hardware(about),
+            hardware(about),
         )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
@@ -295,10 +308,10 @@ def conventions() -> str:
 def rule_ids(layers: int = 36) -> str:
     """EAGLE-3's rule, printed and as run, in every convention that can name it."""
     rules = {name: layer_rule(name, layers) for name in ("eagle3", "eagle3-code")}
-    lines = ["| system | " + " | ".join(f"{_set(given)} here" for given in rules.values()) + " |", "|---|---|---|"]
+    lines = ["| system | " + " | ".join(f"{braces(given)} here" for given in rules.values()) + " |", "|---|---|---|"]
     named = {name: engine_ids(given, layers) for name, given in rules.items()}
     for system in CONVENTIONS:
-        cells = [_set(ids[system]) if not isinstance(ids[system], str) else "cannot name it" for ids in named.values()]
+        cells = [braces(ids[system]) if not isinstance(ids[system], str) else "cannot name it" for ids in named.values()]
         lines.append(f"| {system} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -322,30 +335,10 @@ def _plain_terminal() -> dict[str, str]:
 # Parts
 
 
-def _of_default(name: str) -> str:
-    return f"{Settings().run_name}/{name}"
-
-
-def _place(file: str) -> str:
-    """Where a file of an artefact lies below data/results."""
-    target = TARGET_OF.get(file.partition(".")[0])
-    return f"{Settings().for_target(target).run_name}/{file}" if target else _of_default(file)
-
-
 def _artefact(name: str) -> str:
     """``figure 2``, ``table 2, differences``, ``tau, entropy``."""
     head, _, part = name.partition("_")
     return re.sub(r"(?<=[a-z])(?=[0-9])", " ", head) + (f", {part}" if part else "")
-
-
-def _csv(name: str, origin: Origin) -> pd.DataFrame | None:
-    path = origin.get(_of_default(name))
-    return pd.read_csv(path, dtype={"layers": str, "depth": str}) if path else None
-
-
-def _passport(name: str, origin: Origin) -> dict[str, Any] | None:
-    path = origin.get(_place(f"{name}.json"))
-    return json.loads(path.read_text(encoding="utf-8")) if path else None
 
 
 def _reported_cell(values: pd.DataFrame, target: str, quantity: str) -> str:
@@ -354,7 +347,7 @@ def _reported_cell(values: pd.DataFrame, target: str, quantity: str) -> str:
         return "not known"
     row = rows.iloc[0]
     if quantity.endswith("layers"):
-        return _braces(row["value"])
+        return braces(row["value"])
     unit = " %" if row["unit"] == "%" else ""
     note = " (about)" if "near" in row["note"] else ""
     if quantity == "compartments":
@@ -370,18 +363,5 @@ def _title(quantity: str) -> str:
     return quantity.replace("S_1", "$S_1$").replace("negative control", "negative control (ours: the lowest of all)")
 
 
-def _braces(layers: str) -> str:
-    return _set(layers.split())
-
-
-def _set(layers: Any) -> str:
-    return "{" + ", ".join(map(str, layers)) + "}"
-
-
 def _last(wave: pd.DataFrame, target: str) -> int:
     return int(wave.loc[wave["target"] == target, "layer"].max())
-
-
-def _hardware(passport: dict[str, Any]) -> str:
-    hardware = passport["environment"]["hardware"]
-    return ", ".join([*hardware.get("accelerators", []), hardware["processor"], f"{hardware['cores']} cores"])

@@ -24,9 +24,10 @@ from PIL import Image
 from elsi_lib.errors import ElsiError
 from elsi_lib.files import replaced
 from elsi_lib.fingerprint import Fingerprint
-from elsi_lib.provenance import code_version, environment, tau_version
+from elsi_lib.provenance import code_version, environment, question_version, survey_version, tau_version
 from elsi_lib.report.study import file_hashes
-from elsi_lib.settings import Settings, find_fingerprint, is_current, project_root, results_root
+from elsi_lib.settings import Settings, find_fingerprint, is_current, project_root, results_root, target_slug
+from elsi_lib.survey import Survey, survey_hashes
 
 FORMAT = "elsi-artefact-1"
 SCREEN_DPI = 192  # twice the 96 pixels that browsers give an inch
@@ -82,6 +83,8 @@ def save_figure(
     results: Mapping[str, Any] | None = None,
     seconds: float | None = None,
     study: str | Path | None = None,
+    question: str | None = None,
+    surveys: Sequence[Survey | None] = (),
 ) -> Artefact:
     """Write a figure, the numbers it draws and its passport to ``settings.output``.
 
@@ -97,6 +100,8 @@ def save_figure(
         results: further numbers for the passport, e.g. compartments.
         seconds: time the computation took; by default ``data.attrs["seconds"]``, where the measures leave it.
         study: folder of the study that the numbers were computed from too, see :mod:`elsi_lib.report.study`.
+        question: module of :mod:`elsi_lib.report.questions` that made the numbers; the result is stale when its code changes.
+        surveys: those that the numbers were computed from too, see :mod:`elsi_lib.survey`; None is passed over.
 
     Raises:
         ElsiError: no caption or alternative text, a name that is not a file name, or a disk that cannot be written.
@@ -105,7 +110,7 @@ def save_figure(
         raise ElsiError(f"{name} has no alternative text: say what a reader who does not see it should know")
     files = {f"{name}.svg": _render(fig, "svg"), f"{name}.png": _render(fig, "png"), f"{name}.csv": _csv(data)}
     seconds = seconds or data.attrs.get("seconds")
-    return _save(name, files, settings, fingerprints, {"caption": caption, "alt": alt}, results, seconds, study)
+    return _save(name, files, settings, fingerprints, {"caption": caption, "alt": alt}, results, seconds, study, question, surveys)
 
 
 def save_table(
@@ -119,6 +124,8 @@ def save_table(
     results: Mapping[str, Any] | None = None,
     seconds: float | None = None,
     study: str | Path | None = None,
+    question: str | None = None,
+    surveys: Sequence[Survey | None] = (),
 ) -> Artefact:
     """Write a table as CSV, as Markdown for pages, and its passport; arguments as for :func:`save_figure`.
 
@@ -127,7 +134,8 @@ def save_table(
     """
     text = df.to_markdown(index=False) if markdown is None else markdown
     files = {f"{name}.csv": _csv(df), f"{name}.md": (text.rstrip("\n") + "\n").encode()}
-    return _save(name, files, settings, fingerprints, {"caption": caption}, results, seconds or df.attrs.get("seconds"), study)
+    seconds = seconds or df.attrs.get("seconds")
+    return _save(name, files, settings, fingerprints, {"caption": caption}, results, seconds, study, question, surveys)
 
 
 def load_artefact(name: str, settings: Settings) -> Artefact:
@@ -169,6 +177,10 @@ def status(passport: str | Path) -> str:
         return "stale"
     if "study" in about and not _study_current(about, path.parent):
         return "stale"
+    if "question" in about and not _question_current(about):
+        return "stale"
+    if "surveys" in about and not _surveys_current(about, path.parent):
+        return "stale"
     here = path.resolve().is_relative_to(results_root().resolve()) and about["environment"] == environment()
     return "measured" if here else "cached"
 
@@ -205,7 +217,7 @@ def _fingerprint_line(fp: Fingerprint, state: str) -> str:
     return f"{fp.target}: {used} prompts, {fp.num_layers} layers, fingerprint {fp.sha256[:8]}, {state}"
 
 
-def _save(name, files, settings, fingerprints, texts, results, seconds, study) -> Artefact:
+def _save(name, files, settings, fingerprints, texts, results, seconds, study, question, surveys) -> Artefact:
     if not texts["caption"].strip():
         raise ElsiError(f"{name} has no caption: say what it shows")
     if not fingerprints or fingerprints[0] is None:
@@ -229,6 +241,11 @@ def _save(name, files, settings, fingerprints, texts, results, seconds, study) -
     }
     if study is not None:
         passport |= {"study": {"folder": Path(study).name, "files": file_hashes(study)}, "code": passport["code"] | tau_version()}
+    if question is not None:
+        passport |= {"question": question, "code": passport["code"] | question_version(question)}
+    if any(surveys):
+        about = {survey.passport["target"]["name"]: survey_hashes(survey.folder) for survey in surveys if survey}
+        passport |= {"surveys": about, "code": passport["code"] | survey_version()}
     folder = settings.output
     path = folder / f"{name}.json"
     old = _read(path)
@@ -282,6 +299,25 @@ def _study_current(about: dict[str, Any], folder: Path) -> bool:
         places.append(root / "data" / "results" / about["run"] / name)
     found = next((place for place in places if place.is_dir()), None)
     return found is not None and files == file_hashes(found) and about["code"].get("tau") == tau_version()["tau"]
+
+
+def _question_current(about: dict[str, Any]) -> bool:
+    """Whether today's code still has the question and is the code that answered it."""
+    try:
+        return about["code"].get("question") == question_version(about["question"])["question"]
+    except ElsiError:
+        return False
+
+
+def _surveys_current(about: dict[str, Any], folder: Path) -> bool:
+    """Whether the surveys beside the results, or with the project, are still those the result was made of, by today's code."""
+    roots = [folder.parent, *([root / "data" / "results"] if (root := project_root()) else [])]
+    suffix = about["run"].partition("@")[1:]
+    for target, files in about["surveys"].items():
+        places = (root / f"{target_slug(target)}{''.join(suffix)}" / "survey" for root in roots)
+        if files != next((survey_hashes(place) for place in places if place.is_dir()), None):
+            return False
+    return about["code"].get("survey") == survey_version()["survey"]
 
 
 def _name_only(settings: Settings, target: str) -> str:

@@ -70,6 +70,80 @@ CAPTIONS = {
         "EAGLE-3 there in percent (right), filled where its interval, not corrected for the number of categories, leaves out zero. "
         "Hatched, where shown: reported by the paper for Qwen3-4B by task, not measured here."
     ),
+    "open_sink": (
+        "Is the wave a sink? Above: matrix entropy along depth with all positions, without each prompt's first position, and "
+        "over the "
+        "rows of the representative that no state of outlying norm entered; bands are 1.96 standard deviations over bootstrap "
+        "replicates of the prompts, where there are any. The grey line is log 2, the most that two directions can have. Below: the "
+        "layers that ELSI chooses from each at m = 1, 2 and 3; rings mark the exhaustive optimum of three."
+    ),
+    "open_sink_spectrum": (
+        "Where the sink sits. Top: share of the trace that the largest eigenvalue of each layer's Gram matrix holds. Middle: the "
+        "largest weight of a single row of the representative in the eigenvector of that eigenvalue, circles: of row 0, into which "
+        "first positions are averaged; the grey line is the weight of a row if all were equal. Bottom: norm of the first "
+        "position's state over the median norm of the others."
+    ),
+    "open_sink_choices": (
+        "What is chosen, and how alike layers are, with and without sinks. Rank: where the set that ELSI m=3 chooses from all "
+        "positions "
+        "stands among all sets of three under each row's view. Mean CKA is over all pairs of layers."
+    ),
+    "open_readings": (
+        "What each open choice does, changed one at a time from the default reading (nats, uncentred, layers of their own "
+        "norm, filter on, "
+        "first position kept). From the left: matrix entropy of the set of ELSI m=3 over that of EAGLE-3, with 95 % intervals over "
+        "bootstrap replicates of the prompts, mostly narrower than their marks; entropy of ELSI m=3; depth of the layer of "
+        "ELSI m=1; "
+        "distance to the reported values, whose parts the text defines. Lines: reported by the paper for its own targets, not "
+        "measured "
+        "here. Arrows: outside the axis."
+    ),
+    "open_readings_sets": (
+        "Table 1 under each reading: layer sets of ELSI and ELSI-C, entropy of the sets of EAGLE-3 and of ELSI m=3, their "
+        "ratio, depth of "
+        "the layer of ELSI m=1 as a share of the last layer's, and rank of EAGLE-3's set among all sets of three."
+    ),
+    "open_readings_distances": (
+        "Combinations of readings by their distance to the reported values, nearest first, with the parts of the distance; "
+        "means over the "
+        "targets measured here and those reported."
+    ),
+    "open_criteria": (
+        "The set of three layers that each criterion likes best, as dots on the layer axis, one panel per target. S₁ is the "
+        "paper's; "
+        "coverage and dispersion are facility location and the smallest pairwise distance on 1 − CKA."
+    ),
+    "open_criteria_sets": (
+        "The best set of three by each criterion, with its matrix entropy S₁ and the rank of that among all sets of three."
+    ),
+    "open_criteria_agreement": (
+        "Spearman's rank correlation between criteria over all sets of three layers: above the diagonal the first target, below it "
+        "the second."
+    ),
+    "open_criteria_tau": (
+        "Rank correlation of each criterion with measured tau, over the trained sets of three layers (left) and over all "
+        "trained sets "
+        "(right; dispersion is undefined for single layers and leaves these out), largest tree, lowest temperature. p by "
+        "permutation of the "
+        "sets, not corrected; filled where below 0.05 after Holm's correction over the criteria. Bars: 95 % over questions, "
+        "the same "
+        "questions for all sets; they do not cover the choice of sets or the noise of training."
+    ),
+    "open_submodularity": (
+        "Above: share of cases in which each objective is not submodular (a layer adds more to a larger set; filled) or not "
+        "monotone "
+        "(a layer takes away; hatched), sets of up to five layers. Below: regret of the best set that beams of growing width "
+        "find, against "
+        "the optimum of all sets of the size."
+    ),
+    "open_submodularity_searches": (
+        "Sets found by greedy search and by a beam of ten, each set extended by every layer, beside the optimum of all sets of "
+        "that size."
+    ),
+    "open_submodularity_guarantees": (
+        "Matrix entropy of layers of equal trace that the bound of 1 − 1/e guarantees greedy search, what it reaches, and the "
+        "best there is."
+    ),
 }
 
 _TAU_TABLES = {

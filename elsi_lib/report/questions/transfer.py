@@ -1,0 +1,173 @@
+"""Does the choice transfer? Layers chosen on one kind of text, judged on another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from elsi_lib.corpora import AGAIN, CONVERSATIONS
+from elsi_lib.report.figures import GREY, LAYER, _figure, _layer_axis, _styled
+from elsi_lib.report.findings import Finding
+from elsi_lib.report.measures import timed
+from elsi_lib.selection import all_set_entropies, elsi
+from elsi_lib.survey import Survey
+
+FIRST = {True: "kept", False: "dropped"}
+
+
+@timed
+def profiles(surveys: Sequence[Survey | None]) -> pd.DataFrame:
+    """S_1 along depth on every corpus.
+
+    Args:
+        surveys: one or more targets; None is passed over.
+
+    Returns:
+        Columns target, corpus, first_position, layer, entropy (nats), prompts, tokens.
+    """
+    parts = []
+    for survey in filter(None, surveys):
+        for corpus, fp in survey.corpora.items():
+            prompts = fp.passport["prompts"]
+            for sink, first in FIRST.items():
+                about = {"target": fp.target, "corpus": corpus, "first_position": first, "layer": range(fp.num_layers)}
+                about |= {"entropy": fp.variant(sink=sink).entropy().numpy(), "prompts": prompts["used"], "tokens": prompts["tokens"]}
+                parts.append(pd.DataFrame(about))
+    return pd.concat(parts, ignore_index=True)
+
+
+@timed
+def transfers(surveys: Sequence[Survey | None], m: int = 3) -> pd.DataFrame:
+    """The set that ELSI chooses on each corpus, judged on every corpus.
+
+    Returns:
+        Columns target, first_position, chosen_on, judged_on, layers (as ``2 15 27``), entropy (nats, where judged), regret (nats below
+        the best set there), rank, sets, jaccard (with the set chosen where it is judged), prompts (that it was chosen on).
+    """
+    rows = []
+    for survey in filter(None, surveys):
+        for sink, first in FIRST.items():
+            views = {corpus: fp.variant(sink=sink) for corpus, fp in survey.corpora.items()}
+            chosen = {corpus: elsi(view, m).layers for corpus, view in views.items()}
+            for judged, view in views.items():
+                sets, entropies = all_set_entropies(view, m)
+                place = {tuple(layers): i for i, layers in enumerate(sets.tolist())}
+                for corpus, layers in chosen.items():
+                    own = float(entropies[place[layers]])
+                    both = set(layers), set(chosen[judged])
+                    rows.append((
+                        survey.passport["target"]["name"], first, corpus, judged, " ".join(map(str, layers)), own,
+                        max(float(entropies.max()) - own, 0.0), int((entropies > own + 1e-12).sum()) + 1, len(sets),
+                        len(both[0] & both[1]) / len(both[0] | both[1]), views[corpus].passport["prompts"]["used"],
+                    ))  # fmt: skip
+    about = ["target", "first_position", "chosen_on", "judged_on"]
+    return pd.DataFrame(rows, columns=[*about, "layers", "entropy", "regret", "rank", "sets", "jaccard", "prompts"])
+
+
+@_styled
+def figure(data: pd.DataFrame) -> Figure:
+    """The wave on every corpus, first position kept (above) and dropped (below).
+
+    Args:
+        data: from :func:`profiles`.
+    """
+    targets, corpora = list(data["target"].unique()), list(data["corpus"].unique())
+    fig, axes = _figure(5.2, 2, len(targets), sharex="col")
+    colors = dict(zip(corpora, sns.color_palette("colorblind", len(corpora)), strict=True))
+    for column, target in enumerate(targets):
+        for ax, first in zip(axes[:, column], FIRST.values(), strict=True):
+            of = data[(data["target"] == target) & (data["first_position"] == first)]
+            for corpus in corpora:
+                line = of[of["corpus"] == corpus]
+                reference = corpus in (CONVERSATIONS, AGAIN)
+                style = {"color": "black" if reference else colors[corpus], "linewidth": 2.2 if corpus == CONVERSATIONS else 1.3}
+                style["linestyle"] = ":" if corpus == AGAIN else "-"
+                ax.plot(line["layer"], line["entropy"], label=corpus, zorder=3 if reference else 2, **style)
+            ax.set_title(f"{target}, first position {first}")
+            ax.set_ylim(bottom=0)
+            _layer_axis(ax, int(of["layer"].max()) + 1, label=first == "dropped")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("$S_1$ (nats)")
+    axes[1, 0].set_xlabel(LAYER)
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return fig
+
+
+@_styled
+def transfer_figure(data: pd.DataFrame) -> Figure:
+    """Regret of the set chosen on a row's corpus, on a column's corpus, first position kept.
+
+    Args:
+        data: from :func:`transfers`.
+    """
+    targets, corpora = list(data["target"].unique()), list(data["chosen_on"].unique())
+    fig, axes = _figure(4.4, 1, len(targets), sharey=len({tuple(of["prompts"]) for _, of in data.groupby("target")}) == 1)
+    kept = data[data["first_position"] == "kept"]
+    top = max(float(kept["regret"].max()), 1e-9)
+    for ax, target in zip(axes[0], targets, strict=True):
+        of = kept[kept["target"] == target]
+        table = of.pivot(index="chosen_on", columns="judged_on", values="regret").reindex(index=corpora, columns=corpora)
+        sns.heatmap(
+            table, ax=ax, cmap="mako_r", vmin=0, vmax=top, cbar=False, annot=table.map(lambda v: f"{1000 * v:.0f}"), fmt="",
+            annot_kws={"fontsize": 7.5}, linewidths=0.5, square=True,
+        )  # fmt: skip
+        prompts = of.drop_duplicates("chosen_on").set_index("chosen_on")["prompts"].reindex(corpora)
+        ax.set_yticklabels([f"{corpus} ({int(count)})" for corpus, count in prompts.items()], rotation=0)
+        ax.set_title(target)
+        ax.set_xlabel("judged on")
+        ax.set_ylabel("")
+        ax.tick_params(length=0)
+        ax.set_xticklabels(ax.get_xticklabels(), rotation=40, ha="right", rotation_mode="anchor")
+    axes[0, 0].set_ylabel("chosen on (prompts)")
+    fig.text(0.99, 0.005, "regret in thousandths of a nat", ha="right", va="bottom", fontsize=8, color=GREY)
+    return fig
+
+
+def table(data: pd.DataFrame) -> str:
+    """The sets as Markdown: chosen on each corpus, with rank on conversations."""
+    lines = ["| target | first position | chosen on | prompts | layers | rank on conversations | regret there (nats) | Jaccard |"]
+    lines.append("|---|---|---|--:|---|--:|--:|--:|")
+    for row in data[data["judged_on"] == CONVERSATIONS].itertuples():
+        cells = (row.target, row.first_position, row.chosen_on, str(row.prompts), f"{{{', '.join(row.layers.split())}}}")
+        lines.append("| " + " | ".join([*cells, f"{row.rank:,} of {row.sets:,}", f"{row.regret:.4f}", f"{row.jaccard:.2f}"]) + " |")
+    return "\n".join(lines)
+
+
+def finding(data: pd.DataFrame) -> Finding:
+    """What the numbers of :func:`transfers` say."""
+    sentences, values = [], {}
+    for (target, first), of in data.groupby(["target", "first_position"], sort=False):
+        here = of[of["judged_on"] == CONVERSATIONS].set_index("chosen_on")
+        others = here.drop(index=[CONVERSATIONS, AGAIN], errors="ignore")
+        back = of[(of["chosen_on"] == CONVERSATIONS) & ~of["judged_on"].isin([CONVERSATIONS, AGAIN])]
+        worst = back.loc[back["regret"].idxmax()]
+        same = int((others["jaccard"] == 1).sum())
+        own = "{" + ", ".join(here.loc[CONVERSATIONS, "layers"].split()) + "}"
+        noise = here.loc[AGAIN, "regret"] if AGAIN in here.index else np.nan
+        values |= {f"{target}_{first}_same": same, f"{target}_{first}_worst_regret": worst["regret"]}
+        head = f"**{target}**, first position {first}: " if first == "kept" else f"First position {first}: "
+        sentences.append(
+            f"{head}{same} of {len(others)} other kinds of text lead to the set of conversations, {own}. That set loses at most "
+            f"{worst['regret']:.3f} nats elsewhere (on {worst['judged_on']}, where it has place {int(worst['rank']):,} of "
+            f"{int(worst['sets']):,})"
+            + ("." if np.isnan(noise) else f"; a second sample of conversations leads to a set that loses {noise:.3f} on the first.")
+        )
+    alt = "Heat maps of regret, one per target: the set chosen on the row's kind of text, judged on the column's. " + " ".join(
+        sentences
+    ).replace("**", "")
+    return Finding(" ".join(sentences), alt, values)
+
+
+def profile_alt(data: pd.DataFrame) -> str:
+    """Alternative text of :func:`figure`."""
+    kept = data[data["first_position"] == "kept"]
+    parts = []
+    for target, of in kept.groupby("target", sort=False):
+        peaks = of.loc[of.groupby("corpus", sort=False)["entropy"].idxmax()]
+        listed = ", ".join(f"{row.corpus} {row.layer} ({row.entropy:.2f})" for row in peaks.itertuples())
+        parts.append(f"{target}, layer of the highest entropy and its value in nats with the first position kept: {listed}.")
+    return "Line charts of matrix entropy along depth, a line for each kind of text, one column per target. " + " ".join(parts)

@@ -1,0 +1,105 @@
+"""Stability and transfer: numbers counted by hand on small surveys, and figures that draw what they are given."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from synthetic import fingerprint
+
+from elsi_lib.corpora import AGAIN, CONVERSATIONS
+from elsi_lib.errors import ElsiError
+from elsi_lib.fingerprint import Fingerprint
+from elsi_lib.report.questions import stability, transfer
+from elsi_lib.selection import elsi, exhaustive, standing
+from elsi_lib.survey import Survey
+
+
+def slim(fp: Fingerprint) -> Fingerprint:
+    return Fingerprint({"grams": fp.tensors["grams"][:2]}, fp.passport)
+
+
+def survey_of(name="synthetic", **tables) -> Survey:
+    variants = {"default": fingerprint(name=name), "rho 0.5": fingerprint(name=name, seed=1), "block 16": fingerprint(name=name, seed=2)}
+    corpora = {CONVERSATIONS: fingerprint(name=name, seed=3), AGAIN: fingerprint(name=name, seed=4), "code": fingerprint(name=name, seed=5)}
+    rows = [(10, g, first, 3, layers, 0.5, 1, regret) for g, (layers, regret) in enumerate([("1 2 3", 0.0), ("1 2 4", 0.2)] * 3)
+            for first in ("kept", "dropped")]  # fmt: skip
+    rows += [(60, 0, first, 3, "1 2 3", 0.5, 1, 0.0) for first in ("kept", "dropped")]
+    columns = ["size", "group", "first_position", "m", "layers", "entropy", "rank", "regret"]
+    samples = pd.DataFrame(rows, columns=columns)
+    passport = {"target": {"name": name, "dtype": "float32"}, "parts": {"variants": {"seen": 60}}}
+    empty = pd.DataFrame()
+    both = ({n: slim(fp) for n, fp in group.items()} for group in (variants, corpora))
+    return Survey(Path("."), "cached", *both, tables.get("samples", samples), empty, empty, passport)
+
+
+def test_samples_are_compared_with_the_set_of_all_prompts():
+    data = stability.by_size([survey_of(), None])
+    small = data[(data["size"] == 10) & (data["first_position"] == "kept")].iloc[0]
+    assert (small["groups"], small["same"], small["worst"]) == (6, 0.5, 0.2)
+    assert small["jaccard"] == pytest.approx((1 + 0.5) / 2) and small["regret"] == pytest.approx(0.1)
+    assert 0.5 <= small["low"] < 0.75 < small["high"] <= 1
+    whole = data[data["size"] == 60].iloc[0]
+    assert whole["same"] == 1 and np.isnan(whole["low"])
+    finding = stability.finding(data)
+    assert "of 6 disjoint samples of 10 prompts 50 % choose the set of all 60" in finding.text
+    assert len(stability.figure(data).axes) == 2
+
+
+def test_one_parameter_is_changed_at_a_time():
+    fp, survey = fingerprint(), survey_of()
+    data = stability.by_parameter([fp, None], [survey])
+    wide = data[(data["parameter"] == "$K_\\mathrm{beam}$") & (data["value"] == "all")].iloc[0]
+    assert wide["entropy"] == pytest.approx(exhaustive(fp, 3).entropy, abs=1e-12)
+    row = data[(data["parameter"] == "$\\rho$") & (data["value"] == "0.5")].iloc[0]
+    own, other = elsi(survey.variants["default"], 3), elsi(survey.variants["rho 0.5"], 3)
+    assert row["layers"] == " ".join(map(str, other.layers)) and row["rank"] == standing(survey.variants["rho 0.5"], own.layers).rank
+    assert row["jaccard"] == len(set(own.layers) & set(other.layers)) / len(set(own.layers) | set(other.layers))
+    assert -1 <= row["agreement"] <= 1 and data["default"].sum() == 2
+    assert "precision" not in set(data["parameter"])  # the same number format
+    again = data[data["parameter"] == "other prompts"].iloc[0]
+    assert again["layers"] == " ".join(map(str, elsi(survey.corpora[AGAIN], 3).layers))
+    text = stability.parameter_finding(data).text
+    assert text.startswith("**synthetic**: the default is {") and "$K_\\mathrm{beam}$" in text
+    assert len(stability.parameter_figure(data, {"synthetic": 8}).axes) == 1
+    with pytest.raises(ElsiError, match="at least one fingerprint"):
+        stability.parameter_figure(data.iloc[:0], {})
+
+
+def test_without_a_survey_the_search_alone_is_varied():
+    data = stability.by_parameter([fingerprint()], [None])
+    assert set(data["parameter"]) == {"default", "$K_\\mathrm{beam}$", "$K_\\mathrm{expand}$", "$K_\\mathrm{pool}$"}
+
+
+def test_another_number_format_of_the_same_prompts_is_compared():
+    fp, survey = fingerprint(), survey_of()
+    survey.variants["default"].passport["target"]["dtype"] = "float16"
+    data = stability.by_parameter([fp], [survey])
+    row = data[data["parameter"] == "precision"].iloc[0]
+    assert row["value"] == "float32 → float16" and row["jaccard"] == 1 and row["agreement"] == pytest.approx(1)
+
+
+def test_a_set_is_judged_by_entropy_on_the_other_text():
+    survey = survey_of()
+    data = transfer.transfers([survey, None])
+    assert len(data) == 2 * 9
+    row = data[(data["chosen_on"] == "code") & (data["judged_on"] == CONVERSATIONS) & (data["first_position"] == "kept")].iloc[0]
+    layers = elsi(survey.corpora["code"], 3).layers
+    place = standing(survey.corpora[CONVERSATIONS], layers)
+    assert row["layers"] == " ".join(map(str, layers)) and row["rank"] == place.rank and row["sets"] == 56
+    assert row["entropy"] == pytest.approx(survey.corpora[CONVERSATIONS].entropy(layers)) and row["regret"] == pytest.approx(place.regret)
+    own = data[data["chosen_on"] == data["judged_on"]]
+    assert (own["jaccard"] == 1).all() and (own["regret"] >= 0).all()
+    assert "1 other kinds of text lead to the set of conversations" in transfer.finding(data).text
+    assert transfer.table(data).count("\n") == 7
+    assert len(transfer.transfer_figure(data).axes) == 1
+
+
+def test_profiles_hold_every_layer_of_every_corpus():
+    survey = survey_of()
+    data = transfer.profiles([survey])
+    assert len(data) == 3 * 2 * 8
+    of = data[(data["corpus"] == AGAIN) & (data["first_position"] == "dropped")]
+    torch.testing.assert_close(torch.tensor(of["entropy"].to_numpy()), survey.corpora[AGAIN].variant(sink=False).entropy())
+    assert "code" in transfer.profile_alt(data) and len(transfer.figure(data).axes) == 2
