@@ -21,7 +21,7 @@ from elsi_lib.errors import ElsiError
 from elsi_lib.targets import Target
 
 OUTPUTS = 64  # random directions into which the logits are projected
-RIDGES = (1e-3, 1e-2, 1e-1, 1.0)  # of the kernel's mean diagonal
+RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # of the kernel's mean diagonal
 _TRIALS = 12  # sets on which the ridge is chosen
 
 

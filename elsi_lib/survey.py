@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from elsi_lib.assets import cache_dir, sha256_file
 from elsi_lib.blocks import BlockAverage, block_sum
 from elsi_lib.calibration import kept_positions_needed
 from elsi_lib.corpora import CORPORA, load_corpus
-from elsi_lib.errors import AssetError, ElsiError
+from elsi_lib.errors import ElsiError
 from elsi_lib.files import replaced
 from elsi_lib.filtering import kept_count, token_entropy, top_entropy_positions
 from elsi_lib.fingerprint import Fingerprint, pack_grams, read_tensors, write_tensors
@@ -40,7 +41,7 @@ from elsi_lib.targets import Target, load_target
 FORMAT = "elsi-survey-1"
 DEFAULT = "default"
 RHOS = (0.1, 0.2, 0.5, 1.0)
-BLOCKS = (8, 16, 64, 128)
+BLOCKS = (8, 16, 64)
 NORMS = (3.0, 10.0)  # times the median norm of a layer's states in the prompt
 GROUP = 10  # prompts of the smallest sample
 SIZES = (10, 20, 50, 100, 200, 500, 1000)  # prompts of a sample
@@ -107,6 +108,11 @@ class Survey:
     probe: pd.DataFrame
     passport: dict[str, Any]
 
+    @property
+    def target(self) -> str:
+        """Name of the target."""
+        return self.passport["target"]["name"]
+
 
 def survey_folder(settings: Settings) -> Path:
     """Where a survey's results go."""
@@ -143,7 +149,7 @@ def survey_line(*surveys: Survey | None) -> str:
     lines = []
     for survey in filter(None, surveys):
         seen = survey.passport["parts"]["variants"]["seen"]
-        lines.append(f"{survey.passport['target']['name']}: survey of {seen} prompts, {len(survey.corpora)} corpora, {survey.status}")
+        lines.append(f"{survey.target}: survey of {seen} prompts, {len(survey.corpora)} corpora, {survey.status}")
     return "\n".join(lines)
 
 
@@ -193,7 +199,7 @@ def run_survey(
 
     Raises:
         ElsiError: prompts too short for any block.
-        AssetError: the target or the prompts cannot be fetched. Corpora that need Spec-Bench are left out where that cannot be.
+        AssetError: the target or the prompts cannot be fetched. A corpus that cannot be had is left out, and the passport says why.
     """
     target = target or load_target(settings.target)
     work = cache_dir() / "surveys" / settings.run_name
@@ -213,8 +219,8 @@ def run_survey(
                 name, target, corpus_samples or settings.size("corpus_samples"), seed=settings.seed, max_tokens=longest,
                 min_tokens=needed, prompts=settings.prompts,
             )  # fmt: skip
-        except AssetError as error:
-            parts[name] = {"not run": str(error).partition(": set ")[0]}
+        except ElsiError as error:  # not fetched, or no text of that length
+            parts[name] = {"not run": re.split(": (?:set|lower) ", str(error))[0]}
             continue
         say(f"surveying {len(texts)} prompts of {name}")
         one = Tally(target, {name: named[DEFAULT]})
@@ -265,6 +271,7 @@ class Tally:
         self.averages = {(name, sink): BlockAverage(n, choice.block, d) for name, choice in named.items() for sink in (True, False)}
         self.used = dict.fromkeys(named, 0)
         self.tokens = self.seen = 0
+        self.seconds = 0.0  # of all sessions
         self.groups: list[tuple[Tensor, Tensor]] | None = [] if groups else None  # sums (2, N, B, d) float32, blocks (2,)
         self.probe = ProbeStates(target, probe, seed) if probe else None
         self.influences: list[Tensor] = []  # (N,) of each prompt
@@ -384,7 +391,7 @@ class Tally:
             tensors |= {"states": torch.cat(taken.states, 1), "following": torch.cat(taken.following)}
             tensors |= {"same": torch.cat(taken.same), "next": torch.cat(taken.next), "generator": taken.generator.get_state()}
         state = {
-            "choices": repr(self.named), "seen": self.seen, "tokens": self.tokens, "used": self.used,
+            "choices": repr(self.named), "seen": self.seen, "tokens": self.tokens, "used": self.used, "seconds": self.seconds,
             "blocks": {f"{name}.{int(sink)}": average.blocks for (name, sink), average in self.averages.items()},
             "taken": [part.shape[1] for part in self.probe.states] if self.probe is not None else [],
         }  # fmt: skip
@@ -403,7 +410,7 @@ class Tally:
             raise ElsiError(f"{path} holds the sums of another survey: delete it to start anew")
         for (name, sink), average in self.averages.items():
             average.total, average.blocks = tensors[f"total.{name}.{int(sink)}"], state["blocks"][f"{name}.{int(sink)}"]
-        self.seen, self.tokens, self.used = state["seen"], state["tokens"], state["used"]
+        self.seen, self.tokens, self.used, self.seconds = (state[name] for name in ("seen", "tokens", "used", "seconds"))
         if self.groups is not None and "groups" in tensors:
             self.groups = list(zip(tensors["groups"], tensors["group_blocks"], strict=True))
         if "influences" in tensors:
@@ -417,16 +424,17 @@ class Tally:
 
 
 def _pass(tally: Tally, prompts: Sequence[Prompt], path: Path, target: Target) -> float:
-    """Add the prompts that a kept state lacks; returns the seconds of this session."""
-    started = time.perf_counter()
+    """Add the prompts that a kept state lacks; returns the seconds that all of them took."""
     if path.is_file():
         tally.restore(path)
+    started = time.perf_counter() - tally.seconds
     left = prompts[tally.seen :]
     for index, prompt in enumerate(track(f"surveying {target.name}", len(left))(left), start=1):
         tally.add(prompt)
+        tally.seconds = time.perf_counter() - started
         if index % _SAVE_EVERY == 0 or index == len(left):
             tally.save(path)
-    return round(time.perf_counter() - started, 1)
+    return round(tally.seconds, 1)
 
 
 def _write_grams(path: Path, found: dict[str, Fingerprint]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from synthetic import fingerprint
 
 from elsi_lib.errors import ElsiError
-from elsi_lib.provenance import code_version
+from elsi_lib.provenance import code_version, question_version
 from elsi_lib.report import artefacts, figures, measures
 from elsi_lib.report.artefacts import beside_fingerprint, load_artefact, run_line, save_figure, save_table, status
 from elsi_lib.settings import Settings
@@ -64,6 +64,23 @@ def test_passport_says_where_the_result_comes_from(results):
     assert entry["prompts"] == fp.passport["prompts"]["sha256"] and entry["prompts_used"] == 6
     assert passport["code"] == code_version() and passport["environment"]["packages"]["torch"]
     assert set(passport["files"]) == {"figure2.svg", "figure2.png", "figure2.csv"}
+
+
+def test_a_result_of_a_question_is_stale_when_its_code_changes(results, monkeypatch):
+    fp = calibrated()
+    path = saved(fp, question="sink").path("json")
+    passport = json.loads(path.read_text())
+    assert passport["question"] == "sink" and passport["code"]["question"] == question_version("sink")["question"]
+    assert question_version("sink") != question_version("readings")
+    assert status(path) == "measured"
+    monkeypatch.setattr(artefacts, "question_version", lambda name: {"question": "another"})
+    assert status(path) == "stale"
+    monkeypatch.undo()
+    monkeypatch.setenv("ELSI_RESULTS", str(results))
+    path.write_text(json.dumps(passport | {"question": "gone"}))
+    assert status(path) == "stale"
+    with pytest.raises(ElsiError, match="question 'gone': no module of that name"):
+        saved(fp, question="gone")
 
 
 def test_no_path_and_no_date_in_any_file(results, tmp_path):

@@ -41,11 +41,13 @@ def main() -> None:
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel python3 of this environment, not one of the user's
 
     from elsi_lib.settings import Settings
+    from elsi_lib.survey import obtain_survey
 
     run = Settings()
     if arguments.what == "reproduce":
         for target in (run.target, run.beside):
             calibrate(target, results / run.for_target(target).run_name)
+            obtain_survey(run.for_target(target))
         for notebook in notebooks():
             execute(notebook, notebook)
         (ROOT / "README.md").write_text(with_answer((ROOT / "README.md").read_text(encoding="utf-8")), encoding="utf-8")
@@ -116,7 +118,7 @@ def execute_if_changed(source: Path, output: Path) -> None:
 
 
 def _inputs_hash(notebook: Path) -> str:
-    """Hash of what a notebook's outputs follow from: its cells, the library, the lock, reported values, fingerprints, studies."""
+    """Hash of what a notebook's outputs follow from: cells, library, lock, reported values, committed and new measurements."""
     import nbformat
 
     digest = hashlib.sha256()
@@ -124,8 +126,9 @@ def _inputs_hash(notebook: Path) -> str:
         digest.update(f"{cell.cell_type}\0{cell.source}\0".encode())
     library = (path for path in (ROOT / "elsi_lib").rglob("*") if path.suffix in (".py", ".toml"))
     fingerprints = (path for folder in (COMMITTED, RESULTS) for path in folder.rglob("fingerprint.safetensors"))
-    studies = (path for folder in (COMMITTED, RESULTS) for path in folder.glob("*/tau*/*") if path.is_file())
-    for path in sorted([*library, *fingerprints, *studies, *(ROOT / "data" / "paper").iterdir(), ROOT / "requirements.lock"]):
+    folders = [folder for root in (COMMITTED, RESULTS) for kind in ("tau*", "survey") for folder in root.glob(f"*/{kind}")]
+    made = (path for folder in folders for path in folder.iterdir() if path.is_file())
+    for path in sorted([*library, *fingerprints, *made, *(ROOT / "data" / "paper").iterdir(), ROOT / "requirements.lock"]):
         digest.update(f"{path.relative_to(ROOT)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -18,8 +18,8 @@ PLACES = ("binderhub_url", "colab_url")
 INTERVAL = re.compile(r"[\[{(][-+<\d.,%/ \u2013\u2212]+[\]})]|(?<=\w) = (?=\w)|< (?=\d)|(?<=\d) (?=[%M]\b|%)")
 MARKUP = (
     (re.compile(r'<span class="pre">([^<]*)</span>'), r"\1"),  # marks words that must not break; here they may
-    (re.compile(r'<span class="w"> </span>'), " "),
-    (re.compile(r'<span class="p">([^<]*)</span>(?=[^\n]*</dt>)'), r"\1"),  # brackets and commas of signatures
+    (re.compile(r'<span class="[nopw]">([^<]*)</span>(?=[^\n]*</dt>)'), r"\1"),  # names, brackets and blanks of signatures
+    (re.compile(r'(<a class="reference internal" href="[^"#]*#([^"]+)") title="\2"'), r"\1"),  # says what the link says
     (re.compile(r'<th class="head([^"]*)"><p></p></th>'), r'<td class="head\1"></td>'),  # a corner is not a header
     (re.compile(r'<th class="head'), '<th scope="col" class="head'),
     (re.compile(r'(<div class="citation"[^>]*) role="doc-biblioentry"'), r'\1 role="listitem"'),

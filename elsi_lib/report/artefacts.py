@@ -244,7 +244,7 @@ def _save(name, files, settings, fingerprints, texts, results, seconds, study, q
     if question is not None:
         passport |= {"question": question, "code": passport["code"] | question_version(question)}
     if any(surveys):
-        about = {survey.passport["target"]["name"]: survey_hashes(survey.folder) for survey in surveys if survey}
+        about = {survey.target: survey_hashes(survey.folder) for survey in surveys if survey}
         passport |= {"surveys": about, "code": passport["code"] | survey_version()}
     folder = settings.output
     path = folder / f"{name}.json"

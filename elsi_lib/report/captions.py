@@ -144,6 +144,27 @@ CAPTIONS = {
         "Matrix entropy of layers of equal trace that the bound of 1 − 1/e guarantees greedy search, what it reaches, and the "
         "best there is."
     ),
+    "open_stability": (
+        "How many prompts a choice needs. Above: Jaccard similarity of the sets of three that ELSI chooses from disjoint samples of "
+        "prompts to the set it chooses from all of them, mean and 95 % interval over samples where there are at least five; grey "
+        "numbers count the samples. Below: their regret on all prompts, mean (solid) and largest (dotted)."
+    ),
+    "open_parameters": (
+        "Sets of three under other values of one parameter at a time. Blue: the set of the default, which the grey rows show; orange: "
+        "another set, the paler the more it shares. K_pool is ELSI-C's, the others are ELSI's."
+    ),
+    "open_profiles": (
+        "Matrix entropy along depth on eight kinds of text, each put to the target in the same way and cut at the same length, with "
+        "each prompt's first position kept (above) and dropped (below). Black: conversations, and a second sample of them (dotted)."
+    ),
+    "open_transfer": (
+        "Layers chosen on one kind of text, judged on another: regret of ELSI's set of three, in thousandths of a nat below the best "
+        "set there, first position kept. 0 on the diagonal where the beam finds the best set."
+    ),
+    "open_transfer_sets": (
+        "Sets of three that ELSI chooses on each kind of text, and where they stand on conversations. Jaccard: similarity to the set "
+        "chosen there."
+    ),
 }
 
 _TAU_TABLES = {

@@ -327,8 +327,8 @@ def test_a_bad_file_is_refused_and_the_view_stays(explorer, mine, damage, says):
 
 def test_on_a_phone(site, open_page):
     with open_page(viewport={"width": 360, "height": 740}) as page:
-        open_explorer(site, page, "#layers=9,10,11,12,28,29&map=debiased")
-        page.get_by_text("More settings").click()
+        open_explorer(site, page, "#layers=11,12,29&map=debiased")
+        page.locator("summary", has_text="More settings").click()
         page.get_by_text("what its code does").first.click()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         assert page.evaluate("""[...document.querySelectorAll("#elsi-explorer *")].every((part) =>
@@ -355,8 +355,9 @@ def test_a_site_without_fingerprints_says_what_to_do(site, page, mine):
     page.wait_for_function("document.querySelectorAll('.elsi-strip button').length === 8", timeout=PATIENCE)
 
 
-def test_without_scripts_the_page_says_what_it_does(site, open_page):
-    with open_page(java_script_enabled=False) as page:
+def test_without_scripts_the_page_says_what_it_does(site, browser):
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
         page.goto((site / "book" / "explorer.html").as_uri())
         assert page.locator("noscript").count() and "elsi select" in page.locator("article").inner_text()
         assert not page.locator("#elsi-explorer").is_visible()

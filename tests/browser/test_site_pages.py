@@ -27,10 +27,10 @@ ALL_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-pract
 # axe-core looks at every element, and pages repeat theirs: of each kind the first are enough.
 SHORTEN = """() => { const seen = {};
   const drop = (selector, from) => [...document.querySelectorAll(selector)].slice(from).forEach((part) => part.remove());
-  drop("dl.py", 12); drop("mjx-container", 4); drop("tbody tr:nth-child(n+6)", 0); drop(".bd-sidebar-secondary li li", 8);
+  drop("dl.py", 6); drop("mjx-container", 1); drop("tbody tr:nth-child(n+3)", 0); drop(".bd-sidebar-secondary li, .bd-sidenav li", 12);
   for (const part of document.querySelectorAll("pre span[class]")) {
     seen[part.className] = (seen[part.className] || 0) + 1;
-    if (seen[part.className] > 3) part.remove();
+    if (seen[part.className] > 1) part.remove();
   }
   const still = document.createElement("style"); // a theme is looked at when it has come
   still.textContent = "* { transition: none !important; animation: none !important; }";

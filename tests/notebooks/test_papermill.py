@@ -11,7 +11,7 @@ import nbformat
 import papermill
 import pytest
 from papermill.exceptions import PapermillExecutionError
-from synthetic_study import write_study
+from synthetic_study import TRUTH, write_study
 from tiny import CHARACTERS, tiny_folder
 
 from elsi_lib.report.captions import CAPTIONS
@@ -31,7 +31,19 @@ MAKES = {
         ]
         for number, table in (("06", "table2"), ("07", "table3"))
     },
+    "08_sink": ["open_sink", "open_sink_choices", "open_sink_spectrum"],
+    "09_readings": ["open_readings", "open_readings_sets", "open_readings_distances"],
+    "10_stability": ["open_stability", "open_parameters"],
+    "11_transfer": ["open_profiles", "open_transfer", "open_transfer_sets"],
+    "12_criteria": ["open_criteria", "open_criteria_sets", "open_criteria_agreement", "open_criteria_tau"],
+    "13_submodularity": ["open_submodularity", "open_submodularity_searches", "open_submodularity_guarantees"],
 }
+# Tables, besides those called so.
+TABLES = ["open_sink_choices", "open_readings_sets", "open_readings_distances", "open_transfer_sets", "open_criteria_sets"]
+TABLES += ["open_submodularity_searches", "open_submodularity_guarantees"]
+# The study's layer sets on a target of eight layers.
+SHALLOW = {"29": "7", "2 15 27": "2 4 5", "1 14 26": "1 3 4", "27": "6", "11 28": "3 6", "10 11 28": "2 3 6", "11 28 29": "3 6 7"}
+SHALLOW |= {"0 9 10": "0 2 3", "3 5 22": "1 2 5", "6 7 19": "0 4 7"}
 PAPER = {"06_table2": "Qwen3-4B", "07_table3": "Llama-3.1-8B"}  # notebooks of a study, and whose place their target takes
 TARGETS = {"07_table3": "qwen2.5-coder-0.5b-instruct"}  # where it is not the default one
 
@@ -56,7 +68,7 @@ def parameters(tmp_path_factory):
 
 def figures_of(path):
     """Names of the figures of a notebook, and their labels in the book."""
-    names = [name for name in MAKES[path.stem] if not name.startswith("table")]
+    names = [name for name in MAKES[path.stem] if not name.startswith("table") and name not in TABLES]
     return {name: f"fig-{path.stem[3:]}-{name[4:]}" if path.stem in PAPER else f"fig-{name}" for name in names}
 
 
@@ -79,7 +91,8 @@ def results(tmp_path_factory):
 @pytest.fixture(scope="module")
 def study(parameters, results):
     """A study of the first target with known truth, where the notebooks look for one."""
-    return write_study(results / Settings(**parameters).run_name / "tau", target="tiny-a", sizes=(2, 2), steps=20)
+    truth = {method: (SHALLOW.get(layers, layers), *numbers) for method, (layers, *numbers) in TRUTH.items()}
+    return write_study(results / Settings(**parameters).run_name / "tau", target="tiny-a", sizes=(2, 2), steps=20, truth=truth)
 
 
 def test_there_are_these_notebooks():

@@ -55,7 +55,8 @@ def test_a_wave_that_a_sink_makes_is_called_so():
     fps = [made((grams, flat), replicates=torch.stack([grams * scale for scale in (0.9, 1.0, 1.1)]))]
     data, left, alike = sink.profiles(fps), sink.rises(fps), sink.similarity([FP])
     share = left.set_index("variant")["share"]
-    assert share[sink.ALL] == 1 and share[sink.QUIET] == pytest.approx(0, abs=1e-9) and share[sink.DROPPED] == pytest.approx(0, abs=1e-9)
+    assert share[sink.ALL] == 1
+    assert share[sink.QUIET] == pytest.approx(0, abs=1e-9) and share[sink.DROPPED] == pytest.approx(0, abs=1e-9)
     chosen = sink.choices([FP])
     found = sink.finding(data.assign(target=FP.target), left.assign(target=FP.target), chosen, alike)
     assert "the wave is a sink's" in found.text and "0 % of its late rise is left" in found.text

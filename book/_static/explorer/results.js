@@ -127,6 +127,7 @@
       chosen({ state, symbol, layers, entropy, M, n, path, title }) {
         said.replaceChildren(html("strong", {}, braces(layers)), ` ${state.method === HAND ? "chosen by hand" : `chosen by ${NAMES[state.method]}`} from ${title}: ${symbol} = ${entropy.toFixed(4)} nats.`);
         put("entropy", `${symbol} = `, number(entropy), " nats");
+        for (const later of ["place", "regret", "stability"]) put(later, "…");
         if (layers.length < 2) put("redundancy", "one layer has no pairs");
         else {
           const parts = Object.entries(M).flatMap(([estimator, own]) =>

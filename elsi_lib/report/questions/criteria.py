@@ -222,7 +222,7 @@ def _by_layer(table: pd.DataFrame, fp: Fingerprint) -> np.ndarray:
     by = table.set_index("layer")["influence"]
     if lacking := sorted(set(range(fp.num_layers)) - set(by.index)):
         raise ElsiError(f"influence of {fp.target} lacks layer {lacking[0]}: one row for each of 0..{fp.num_layers - 1} is needed")
-    return by.reindex(range(fp.num_layers)).to_numpy(dtype=float)
+    return by.reindex(range(fp.num_layers)).to_numpy(dtype=float, copy=True)
 
 
 def table(best: pd.DataFrame) -> str:

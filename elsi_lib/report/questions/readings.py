@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from elsi_lib.entropy import prepare_grams, set_entropy
 from elsi_lib.errors import ElsiError
-from elsi_lib.fingerprint import Fingerprint
+from elsi_lib.fingerprint import VARIANTS, Fingerprint
 from elsi_lib.report.figures import BLUE, ORANGE, _figure, _styled
 from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
@@ -227,7 +227,9 @@ def _of(fp: Fingerprint, reading: Reading, segment: Sequence[Fingerprint | None]
     if not reading.segment:
         return fp.variant(reading.filtered, reading.sink)
     found = next((other for other in segment if other is not None and other.target == fp.target), None)
-    return found and found.variant(reading.filtered, reading.sink)
+    if found is None or (not reading.filtered and len(found.tensors["grams"]) < len(VARIANTS)):
+        return None  # a survey keeps the filtered variants only
+    return found.variant(reading.filtered, reading.sink)
 
 
 def _options(reading: Reading) -> dict[str, Any]:

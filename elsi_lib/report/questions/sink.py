@@ -25,10 +25,18 @@ from elsi_lib.report.figures import BLUE, ENTROPY, GREEN, GREY, ORANGE, _figure,
 from elsi_lib.report.findings import Finding, late_rise
 from elsi_lib.report.measures import quiet_rows, timed
 from elsi_lib.selection import elsi, exhaustive, standing
+from elsi_lib.survey import Survey
 
 ALL, DROPPED, QUIET = "all positions", "first position dropped", "rows without outlying states"
 METHODS = ("ELSI m=1", "ELSI m=2", "ELSI m=3", "exhaustive m=3")
 More = Mapping[str, Fingerprint | Sequence[Fingerprint | None] | None]
+
+
+def from_surveys(surveys: Sequence[Survey | None]) -> dict[str, list[Fingerprint | None]]:
+    """What a survey adds to :func:`views`: positions of outlying norm, and the tokens that all prompts begin with, left out before the
+    filter, each over the survey's own prompts."""
+    names = {"norms above 10 medians dropped": "norm 10", "shared prefix dropped": "no prefix"}
+    return {name: [survey and survey.variants.get(own) for survey in surveys] for name, own in names.items()}
 
 
 def views(fp: Fingerprint, more: More | None = None) -> dict[str, tuple[Tensor, Tensor | None, list[int]]]:

@@ -39,7 +39,7 @@ def by_size(surveys: Sequence[Survey | None]) -> pd.DataFrame:
     """
     rows = []
     for survey in filter(None, surveys):
-        target = survey.passport["target"]["name"]
+        target = survey.target
         for (first, m), of in survey.samples.groupby(["first_position", "m"], sort=False):
             whole = _set(of.loc[of["size"].idxmax(), "layers"])
             for size, groups in of.groupby("size"):
@@ -68,7 +68,7 @@ def by_parameter(fps: Sequence[Fingerprint | None], surveys: Sequence[Survey | N
         (Spearman over all sets of three with the default's entropies; NaN for searches).
     """
     rows = []
-    by_target = {survey.passport["target"]["name"]: survey for survey in surveys if survey}
+    by_target = {survey.target: survey for survey in surveys if survey}
     for fp in filter(None, fps):
         for parameter, value, own, chosen, against, base in _variations(fp, by_target.get(fp.target)):
             rank = agreement = np.nan

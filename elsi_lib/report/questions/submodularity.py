@@ -309,7 +309,7 @@ def _violation_panel(ax: Axes, total: pd.DataFrame) -> None:
             share = 100 * row["violated"].iloc[0]
             about = {"height": 0.34, "edgecolor": "0.45", "hatch": hatch, "linewidth": 0.8}
             ax.barh(y + shift, share, color="0.45" if kind == "submodular" else "white", **about)
-            words = f"always {kind}" if share == 0 else f"{share:.1f} % not {kind}" if share >= 0.1 else f"{share:.2g} % not {kind}"
+            words = f"always {kind}" if share == 0 else f"{share:.3g} % not {kind}" if share >= 0.1 else f"{share:.2g} % not {kind}"
             ax.annotate(words, (share, y + shift), (4, 0), textcoords="offset points", va="center", fontsize=8)
     ax.set_yticks(range(len(forms)), forms)
     ax.set_ylim(len(forms) - 0.5, -0.5)
@@ -431,7 +431,9 @@ def bound_finding(bound: pd.DataFrame) -> Finding:
             )
         values[f"open_submodularity_bound_{reading}"] = of["guaranteed"].max()
         kept = (cases["greedy"] / cases["best"]).min()
-        words[-1] += f"; greedy has at least {100 * kept:.0f} % of the best there"
+        words[-1] += (
+            "; greedy finds the best there" if kept > 1 - 1e-9 else f"; greedy has at least {100 * kept:.0f} % of the best there"
+        )
     text = (
         "**The guarantee explains little of what greedy reaches.** The bound of 1 − 1/e, made to hold by scaling and read back as "
         f"$S_1$ of layers of equal trace, two layers and more: {'; '.join(words)}."

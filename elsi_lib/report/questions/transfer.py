@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from elsi_lib.corpora import AGAIN, CONVERSATIONS
 from elsi_lib.report.figures import GREY, LAYER, _figure, _layer_axis, _styled
-from elsi_lib.report.findings import Finding
+from elsi_lib.report.findings import Finding, late_rise
 from elsi_lib.report.measures import timed
 from elsi_lib.selection import all_set_entropies, elsi
 from elsi_lib.survey import Survey
@@ -60,7 +60,7 @@ def transfers(surveys: Sequence[Survey | None], m: int = 3) -> pd.DataFrame:
                     own = float(entropies[place[layers]])
                     both = set(layers), set(chosen[judged])
                     rows.append((
-                        survey.passport["target"]["name"], first, corpus, judged, " ".join(map(str, layers)), own,
+                        survey.target, first, corpus, judged, " ".join(map(str, layers)), own,
                         max(float(entropies.max()) - own, 0.0), int((entropies > own + 1e-12).sum()) + 1, len(sets),
                         len(both[0] & both[1]) / len(both[0] | both[1]), views[corpus].passport["prompts"]["used"],
                     ))  # fmt: skip
@@ -162,12 +162,16 @@ def finding(data: pd.DataFrame) -> Finding:
     return Finding(" ".join(sentences), alt, values)
 
 
-def profile_alt(data: pd.DataFrame) -> str:
-    """Alternative text of :func:`figure`."""
-    kept = data[data["first_position"] == "kept"]
-    parts = []
-    for target, of in kept.groupby("target", sort=False):
-        peaks = of.loc[of.groupby("corpus", sort=False)["entropy"].idxmax()]
-        listed = ", ".join(f"{row.corpus} {row.layer} ({row.entropy:.2f})" for row in peaks.itertuples())
-        parts.append(f"{target}, layer of the highest entropy and its value in nats with the first position kept: {listed}.")
-    return "Line charts of matrix entropy along depth, a line for each kind of text, one column per target. " + " ".join(parts)
+def profile_finding(data: pd.DataFrame) -> Finding:
+    """What the numbers of :func:`profiles` say: where the wave has its late peak on each corpus, and how high it rises to it."""
+    sentences, values = [], {}
+    for (target, first), of in data.groupby(["target", "first_position"], sort=False):
+        parts = []
+        for corpus, line in of.groupby("corpus", sort=False):
+            rise, peak, _ = late_rise(line["entropy"].to_numpy())
+            values[f"{target}_{first}_{corpus}_rise".replace(" ", "_")] = rise
+            parts.append(f"{corpus} {rise:.3f} (layer {peak})")
+        head = f"**{target}**, first position {first}" if first == "kept" else f"First position {first}"
+        sentences.append(f"{head}: entropy rises to its late peak by, in nats, {', '.join(parts)}.")
+    alt = "Line charts of matrix entropy along depth, a line for each kind of text, one column per target. "
+    return Finding(" ".join(sentences), alt + " ".join(sentences).replace("**", ""), values)
