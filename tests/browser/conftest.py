@@ -26,6 +26,8 @@ QUIET = (  # no sandbox: containers run tests as root; and a browser that asks n
     "--disable-sync",
     "--no-first-run",
 )
+# Left behind for another page; a script where scripts are off.
+EXPECTED = ("net::ERR_ABORTED", "csp")
 NO_BROWSER = "no Chromium found: install one (Debian: apt-get install chromium) or name it in ELSI_CHROMIUM"
 
 
@@ -66,7 +68,11 @@ class Watched:
     def _page(self, page: Page) -> None:
         page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("requestfailed", lambda request: self.errors.append(f"{request.url}: {request.failure}"))
+        page.on("requestfailed", self._failed)
+
+    def _failed(self, request) -> None:
+        if request.failure not in EXPECTED and request.url not in self.external:
+            self.errors.append(f"{request.url}: {request.failure}")
 
     def check(self) -> None:
         """Fail where anything was noted."""

@@ -97,7 +97,7 @@ def test_figures_and_tables_offer_their_files(site, name):
         assert set(offered) in ({"csv", "svg", "png", "passport (json)"}, {"csv", "passport (json)"})
         for address in offered.values():
             assert Path(address).is_relative_to(results)
-            assert (site / "notebooks" / address).read_bytes() == (ROOT / "notebooks" / address).read_bytes()
+            assert (site / "notebooks" / address).read_bytes() == (site.parent / "src" / "notebooks" / address).read_bytes()
     for figure in page.select("div.cell_output figure"):
         assert "svg" in [link.get_text() for link in figure.find_next("p", class_="artefact-files").find_all("a")]
     assert page.select(f'a[href="../_sources/{name}.ipynb"]')
@@ -168,7 +168,7 @@ UNSEEN = """() => { const article = document.querySelector("article.bd-article")
 def test_pages_can_be_read_before_scripts_run(site, open_page):
     with open_page(java_script_enabled=False) as page:
         for name in PAGES:
-            page.goto(uri(site, name))
+            page.goto(uri(site, name), wait_until="domcontentloaded")
             unseen, words, formulas = page.evaluate(UNSEEN)
             assert not unseen, name
             assert words > 40, name

@@ -113,7 +113,7 @@ def _variations(fp: Fingerprint, survey: Survey | None) -> Iterator[Variation]:
         yield "precision", f"{one} → {other}", fp, chosen, own, base
     if {CONVERSATIONS, AGAIN} <= survey.corpora.keys():
         one, other = survey.corpora[CONVERSATIONS], survey.corpora[AGAIN]
-        yield "other prompts", f"{other.passport['prompts']['used']}", one, elsi(other, 3), other, elsi(one, 3)
+        yield "other prompts", "", one, elsi(other, 3), other, elsi(one, 3)
 
 
 def _count(width: int | None) -> str:
@@ -164,7 +164,7 @@ def figure(data: pd.DataFrame) -> Figure:
         bottom.set_xlabel("prompts of a sample")
     axes[0, 0].set_ylabel("Jaccard similarity to the\nset from all prompts")
     axes[1, 0].set_ylabel("regret on all\nprompts (nats)")
-    axes[0, 0].annotate("disjoint samples:", (0.02, 0.075), xycoords="axes fraction", fontsize=7.5, color=GREY)
+    axes[0, 0].annotate("disjoint samples:", (0.02, 0.12), xycoords="axes fraction", fontsize=7.5, color=GREY)
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
 
@@ -197,7 +197,7 @@ def parameter_figure(data: pd.DataFrame, depths: dict[str, int]) -> Figure:
         ax.set_ylim(len(labels) - 0.4, -0.6)
         ax.set_title(target)
         ax.set_xlabel("chosen layers")
-    names = [value if parameter == "default" else f"{parameter} {value}" for parameter, value in labels]
+    names = [value if parameter == "default" else f"{parameter} {value}".strip() for parameter, value in labels]
     axes[0, 0].set_yticks(range(len(labels)), names)
     axes[0, 0].tick_params(axis="y", length=0)
     return fig
@@ -240,8 +240,8 @@ def parameter_finding(data: pd.DataFrame) -> Finding:
             different = rows[rows["jaccard"] < 1]
             values[f"{target}_{parameter.strip('$')}_changed"] = len(different)
             if len(different):
-                listed = "; ".join(f"{row.value}: {{{', '.join(row.layers.split())}}}" for row in different.itertuples())
-                parts.append(f"{parameter} changes it in {len(different)} of {len(rows)} values ({listed})")
+                sets = [f"{row.value}: {{{', '.join(row.layers.split())}}}".removeprefix(": ") for row in different.itertuples()]
+                parts.append(f"{parameter} changes it in {len(different)} of {len(rows)} values ({'; '.join(sets)})")
         same = [p for p, rows in changed.groupby("parameter", sort=False) if (rows["jaccard"] == 1).all()]
         default = of[(of["parameter"] == "default")].iloc[0]
         text = f"**{target}**: the default is {{{', '.join(default['layers'].split())}}}. " + "; ".join(parts)

@@ -87,7 +87,8 @@ def figure(data: pd.DataFrame) -> Figure:
                 style = {"color": "black" if reference else colors[corpus], "linewidth": 2.2 if corpus == CONVERSATIONS else 1.3}
                 style["linestyle"] = ":" if corpus == AGAIN else "-"
                 ax.plot(line["layer"], line["entropy"], label=corpus, zorder=3 if reference else 2, **style)
-            ax.set_title(f"{target}, first position {first}")
+            ax.set_title(target if first == "kept" else "")
+            ax.annotate(f"first position {first}", (0.5, 0.97), xycoords="axes fraction", ha="center", va="top", color=GREY)
             ax.set_ylim(bottom=0)
             _layer_axis(ax, int(of["layer"].max()) + 1, label=first == "dropped")
     for ax in axes[:, 0]:
@@ -105,25 +106,24 @@ def transfer_figure(data: pd.DataFrame) -> Figure:
         data: from :func:`transfers`.
     """
     targets, corpora = list(data["target"].unique()), list(data["chosen_on"].unique())
-    fig, axes = _figure(4.4, 1, len(targets), sharey=len({tuple(of["prompts"]) for _, of in data.groupby("target")}) == 1)
+    fig, axes = _figure(0.9 + 2.9 * len(targets), len(targets), 1, sharex=True)
     kept = data[data["first_position"] == "kept"]
     top = max(float(kept["regret"].max()), 1e-9)
-    for ax, target in zip(axes[0], targets, strict=True):
+    for ax, target in zip(axes[:, 0], targets, strict=True):
         of = kept[kept["target"] == target]
         table = of.pivot(index="chosen_on", columns="judged_on", values="regret").reindex(index=corpora, columns=corpora)
         sns.heatmap(
             table, ax=ax, cmap="mako_r", vmin=0, vmax=top, cbar=False, annot=table.map(lambda v: f"{1000 * v:.0f}"), fmt="",
-            annot_kws={"fontsize": 7.5}, linewidths=0.5, square=True,
+            annot_kws={"fontsize": 7.5}, linewidths=0.5,
         )  # fmt: skip
         prompts = of.drop_duplicates("chosen_on").set_index("chosen_on")["prompts"].reindex(corpora)
         ax.set_yticklabels([f"{corpus} ({int(count)})" for corpus, count in prompts.items()], rotation=0)
         ax.set_title(target)
-        ax.set_xlabel("judged on")
-        ax.set_ylabel("")
+        ax.set_xlabel("")
+        ax.set_ylabel("chosen on (prompts)")
         ax.tick_params(length=0)
-        ax.set_xticklabels(ax.get_xticklabels(), rotation=40, ha="right", rotation_mode="anchor")
-    axes[0, 0].set_ylabel("chosen on (prompts)")
-    fig.text(0.99, 0.005, "regret in thousandths of a nat", ha="right", va="bottom", fontsize=8, color=GREY)
+    axes[-1, 0].set_xlabel("judged on; regret in thousandths of a nat")
+    axes[-1, 0].set_xticklabels(axes[-1, 0].get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     return fig
 
 
