@@ -170,7 +170,7 @@ def test_agreements_have_the_numbers_of_the_results(origin):
     text = agreements(origin)
     verdicts = re.findall(r"\| \*\*(.+?)\*\* \|$", text, re.M)
     counts = ", ".join(
-        f"{verdicts.count(v)} {v}" for v in ("agrees", "partly", "disagrees", "not decided", "not run here") if v in verdicts
+        f"{v} {verdicts.count(v)}" for v in ("agrees", "partly", "disagrees", "not decided", "not run here") if v in verdicts
     )
     assert text.startswith(f"Of {len(verdicts)} rows: {counts}.")
 

@@ -36,7 +36,7 @@ def agreements(origin: Origin) -> str:
     """The table, and how often each verdict is given."""
     found = rows(origin)
     counts = {verdict: sum(row.verdict == verdict for row in found) for verdict in (AGREES, PARTLY, DISAGREES, OPEN, NOT_RUN)}
-    total = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    total = ", ".join(f"{verdict} {count}" for verdict, count in counts.items() if count)
     cells = []
     for before, row in zip([None, *found], found, strict=False):
         again = before is not None and (before.claim, before.reported) == (row.claim, row.reported)
@@ -421,7 +421,7 @@ def _said(quantity: str, *targets: str) -> str:
     parts: dict[str, list[str]] = {}
     for row in values[values["quantity"] == quantity].itertuples():
         if not targets or row.target in targets:
-            sign = "+" if row.artefact in ("table2", "table3") and "gain" in quantity and not row.value.startswith("-") else ""
+            sign = "+" if row.artefact in ("table2", "table3") and "gain" in quantity and row.value[0].isdigit() else ""
             value = f"{sign}{row.value} to {row.value_to}" if row.value_to else f"{sign}{row.value}"
             unit = f" {row.unit}" if row.unit in ("%", "tokens") else ""
             about = "about " if row.note == '"about"' or "near" in row.note else ""
@@ -442,7 +442,7 @@ def _said_pair(one: str, other: str, nodes: int) -> str:
         of = values[values["target"] == target].set_index("quantity")["value"]
         names = [f"tau {method}, {nodes} nodes, T=0" for method in (one, other)]
         if set(names) <= set(of.index):
-            parts.append(f"{target}, {nodes} nodes: {of[names[0]]} against {of[names[1]]}")
+            parts.append(f"{target}, {nodes} nodes: {of[names[0]]} against {of[names[1]]} of {other}")
     return "; ".join(parts)
 
 
@@ -453,7 +453,7 @@ def _said_beside(name: str, temperature: float) -> str:
     values = reported()
     of = values[(values["artefact"] == name) & values["quantity"].str.contains("T=1", regex=False)]
     quantities = {quantity.rpartition(", ")[2]: _said(quantity) for quantity in of["quantity"]}
-    return "; ".join(f"{name} {said}" for name, said in quantities.items()) or "not known"
+    return "; ".join(f"{task}: {said}" for task, said in quantities.items()) or "not known but for averages"
 
 
 def _runs_said() -> str:

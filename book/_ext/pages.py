@@ -15,7 +15,7 @@ CARD = "_static/social_card.png"
 CARD_ALT = "The question of this companion, above its figure 2: matrix entropy of each layer along the depth of two targets."
 SIZE = (1200, 630)  # pixels, what those who show cards ask for
 PLACES = ("binderhub_url", "colab_url")
-INTERVAL = re.compile(r"[\[{(][-+<\d.,%/ \u2013\u2212]+[\]})]|(?<=\w) = (?=\w)|< (?=\d)|(?<=\d) (?=[%M]\b|%)")
+INTERVAL = re.compile(r"[\[{(][-+<\d.,%/ \u2013\u2212]+[\]})]|(?<=\w) = (?=\w)|< (?=\d)|(?<=\d) of (?=\d)|(?<=\d) (?=[%M]\b|%)")
 MARKUP = (
     (re.compile(r'<span class="pre">([^<]*)</span>'), r"\1"),  # marks words that must not break; here they may
     (re.compile(r'<span class="[nopw]">([^<]*)</span>(?=[^\n]*</dt>)'), r"\1"),  # names, brackets and blanks of signatures
@@ -37,7 +37,7 @@ def configure(app, config) -> None:
 
 
 def keep_together(app, doctree: nodes.document) -> None:
-    """Sets and intervals in tables stay on one line."""
+    """Sets, intervals and places in tables stay on one line."""
     for entry in doctree.findall(nodes.entry):
         for text in list(entry.findall(nodes.Text)):
             if not isinstance(text.parent, nodes.literal | nodes.math):
