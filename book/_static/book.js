@@ -87,10 +87,20 @@
     const sidebar = document.getElementById("pst-primary-sidebar");
     if (sidebar) { sidebar.setAttribute("role", "complementary"); sidebar.setAttribute("aria-label", "Book"); }
     document.querySelectorAll("a.btn-download-source-button").forEach((link) => link.setAttribute("download", ""));
-    // What is folded is printed too.
+    // Paper is white, and what is folded is printed too.
+    const root = document.documentElement;
+    let theme = root.dataset.theme;
     let folded = [];
-    addEventListener("beforeprint", () => { folded = [...document.querySelectorAll("details:not([open])")]; folded.forEach((part) => { part.open = true; }); });
-    addEventListener("afterprint", () => folded.forEach((part) => { part.open = false; }));
+    addEventListener("beforeprint", () => {
+      theme = root.dataset.theme;
+      root.dataset.theme = "light";
+      folded = [...document.querySelectorAll("details:not([open])")];
+      folded.forEach((part) => { part.open = true; });
+    });
+    addEventListener("afterprint", () => {
+      root.dataset.theme = theme;
+      folded.forEach((part) => { part.open = false; });
+    });
     reachable();
     let waiting;
     addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(reachable, 150); });

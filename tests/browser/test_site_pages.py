@@ -81,8 +81,9 @@ def test_pictures_have_words(site, name):
         alt = image.get("alt", "")
         assert len(alt.split()) >= 8, f"{image['src']}: {alt!r}"
         assert not re.search(r"\.(png|svg)$", alt)
-        caption = image.find_parent("figure").find("figcaption")
-        assert len(caption.get_text().split()) >= 15, f"{image['src']} has no caption that can be read alone"
+        figure = image.find_parent("figure")
+        caption = figure.find("figcaption") if figure else None
+        assert caption and len(caption.get_text().split()) >= 15, f"{alt!r}: no caption that can be read alone"
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -313,6 +314,18 @@ def launch_links(address: str) -> list[str]:
         add_launch_buttons(app, name, "page.html", context, None)
         links += [button["url"] for group in context["header_buttons"] for button in group["buttons"]]
     return links
+
+
+def test_print_is_light_and_unfolded(site, page):
+    page.emulate_media(color_scheme="dark")
+    page.goto(uri(site, "notebooks/06_table2"))
+    state = "() => [document.documentElement.dataset.theme, document.querySelectorAll('details:not([open])').length]"
+    theme, folded = page.evaluate(state)
+    assert theme == "dark" and folded > 0
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(state) == ["light", 0]
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(state) == [theme, folded]
 
 
 def test_launch_buttons_appear_with_the_address_of_the_repository(monkeypatch):

@@ -28,6 +28,7 @@ from elsi_lib.selection import elsi, exhaustive, standing
 from elsi_lib.survey import Survey
 
 ALL, DROPPED, QUIET = "all positions", "first position dropped", "rows without outlying states"
+PREFIX = "shared prefix dropped"
 METHODS = ("ELSI m=1", "ELSI m=2", "ELSI m=3", "exhaustive m=3")
 More = Mapping[str, Fingerprint | Sequence[Fingerprint | None] | None]
 
@@ -35,7 +36,7 @@ More = Mapping[str, Fingerprint | Sequence[Fingerprint | None] | None]
 def from_surveys(surveys: Sequence[Survey | None]) -> dict[str, list[Fingerprint | None]]:
     """What a survey adds to :func:`views`: positions of outlying norm, and the tokens that all prompts begin with, left out before the
     filter, each over the survey's own prompts."""
-    names = {"norms above 10 medians dropped": "norm 10", "shared prefix dropped": "no prefix"}
+    names = {"norms above 10 medians dropped": "norm 10", PREFIX: "no prefix"}
     return {name: [survey and survey.variants.get(own) for survey in surveys] for name, own in names.items()}
 
 
@@ -321,10 +322,10 @@ def finding(data: pd.DataFrame, left: pd.DataFrame, chosen: pd.DataFrame, alike:
                 rows = of[of["variant"] == variant]["rows"].iloc[0]
                 count = f" ({int(rows)} of {int(of['rows'].iloc[0])})" if variant == QUIET else ""
                 parts.append(f"{variant}{count}: {row['rise']:.3f}, {100 * row['share']:.0f} %{within}")
-                verdict.append(row["share"])
+                verdict += [row["share"]] if variant != PREFIX else []  # which holds more than sinks
                 values[f"{name}_share_{'_'.join(variant.split()[:2])}"] = row["share"]
             if min(verdict) <= mostly:
-                least = rise["share"].idxmin()
+                least = rise["share"].drop(index=PREFIX, errors="ignore").idxmin()
                 text.append(f"**the wave is a sink's**: {100 * min(verdict):.0f} % of its late rise is left with *{least}*.")
             else:
                 text.append(f"**the wave is not a sink's alone**: at least {100 * min(verdict):.0f} % of its late rise is left.")
