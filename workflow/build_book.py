@@ -41,10 +41,11 @@ def main() -> None:
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel python3 of this environment, not one of the user's
 
     from elsi_lib.settings import Settings
-    from elsi_lib.survey import obtain_survey
 
     run = Settings()
     if arguments.what == "reproduce":
+        from elsi_lib.survey import obtain_survey
+
         for target in (run.target, run.beside):
             calibrate(target, results / run.for_target(target).run_name)
             obtain_survey(run.for_target(target))
