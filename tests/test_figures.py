@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,6 +11,7 @@ from elsi_lib.report import figures, findings, measures
 from elsi_lib.report.artefacts import _render
 from elsi_lib.report.captions import CAPTIONS
 
+ROOT = Path(__file__).resolve().parents[1]
 # A usual target, a shallow one, and one whose fingerprint carries neither bootstrap nor token spectra.
 TARGETS = {
     "usual": fingerprint(layers=9),
@@ -114,5 +116,6 @@ def test_drawing_leaves_nothing_behind():
 def test_every_artefact_has_a_caption_that_holds_no_result():
     of_tau = {f"{table}{part}" for table in ("table2", "table3") for part in ("", "_differences", "_categories", "_speed")}
     of_tau |= {f"tau_{part}" for part in ("differences", "entropy", "training", "categories")}
-    assert set(CAPTIONS) == {*FIGURES, "table1", *of_tau}
+    committed = {file.stem for file in (ROOT / "data" / "results").glob("*/open_*.json")}
+    assert set(CAPTIONS) == {*FIGURES, "table1", *of_tau, *committed}
     assert "reported" in CAPTIONS["figure2"].lower() and "28" in CAPTIONS["figure2"] and "27" in CAPTIONS["figure2"]

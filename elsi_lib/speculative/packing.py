@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +20,12 @@ from elsi_lib.targets import Target
 def packed(target: Target) -> Iterator[None]:
     """Linear layers of the target multiply with packed copies of their weights inside; they are as before afterwards.
 
-    Does nothing where there is nothing to gain: other dtypes, other devices, a torch without these products.
+    Does nothing where there is nothing to gain: other dtypes, other devices, a torch or a processor without these products.
     """
     layers = [m for m in target.model.modules() if type(m) is nn.Linear and "forward" not in vars(m)]
-    fits = target.dtype == torch.bfloat16 and target.device.type == "cpu" and torch.backends.mkldnn.is_available()
     changed = []
     try:
-        for layer in layers if fits and hasattr(torch.ops.mkldnn, "_linear_pointwise") else ():
+        for layer in layers if target.dtype == torch.bfloat16 and target.device.type == "cpu" and packs_bfloat16() else ():
             if layer.weight.dtype == torch.bfloat16 and layer.weight.device.type == "cpu":
                 layer.forward = _product(layer)
                 changed.append(layer)
@@ -33,6 +33,18 @@ def packed(target: Target) -> Iterator[None]:
     finally:
         for layer in changed:
             del layer.forward
+
+
+@cache
+def packs_bfloat16() -> bool:
+    """Whether this torch packs bfloat16 weights on this processor: oneDNN refuses without AVX-512 (or AVX-NE-CONVERT)."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=torch.bfloat16), None)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _product(layer: nn.Linear) -> Callable[[Tensor], Tensor]:

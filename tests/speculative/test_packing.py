@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import tiny_ids, tiny_model, tiny_target
 
-from elsi_lib.speculative.packing import packed
+from elsi_lib.speculative.packing import packed, packs_bfloat16
 from elsi_lib.targets import Target, load_target
 
 
@@ -35,6 +35,22 @@ def test_other_dtypes_are_left_alone():
     target = tiny_target()
     with packed(target):
         assert not any("forward" in vars(module) for module in target.model.modules())
+
+
+def test_a_processor_that_cannot_pack_multiplies_as_ever(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx512bw")
+
+    target = Target(tiny_model().to(torch.bfloat16))
+    expected = target.run(tiny_ids(7))[1]
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse)
+    packs_bfloat16.cache_clear()
+    try:
+        with packed(target):
+            assert not any("forward" in vars(module) for module in target.model.modules())
+            assert torch.equal(target.run(tiny_ids(7))[1], expected)
+    finally:
+        packs_bfloat16.cache_clear()
 
 
 @pytest.mark.real
