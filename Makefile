@@ -7,6 +7,8 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := _build/engines
+# A process with one thread for each core; files in their order, each whole in one process, those that need a browser last.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 # Those in the book; another has no committed outputs to compare, and may take hours.
 NOTEBOOKS := $(shell sed -n 's|^ *- file: \(notebooks/.*\)|\1.ipynb|p' _toc.yml)
 # A neighbouring folder `shared` may hold targets and data that cannot be downloaded; every file is verified before use.
@@ -28,8 +30,8 @@ reproduce: setup  ## make the committed results again: both targets, notebooks i
 	$(BIN)/python workflow/build_book.py reproduce
 
 test: setup lint  ## ruff, pytest, and nbval: the notebooks' committed outputs against a fresh run
-	$(BIN)/python -m pytest
-	$(if $(NOTEBOOKS),ELSI_RESULTS=$(CURDIR)/_build/nbval $(BIN)/python -m pytest --nbval --nbval-current-env $(NOTEBOOKS))
+	$(PYTEST)
+	$(if $(NOTEBOOKS),ELSI_RESULTS=$(CURDIR)/_build/nbval $(PYTEST) --nbval --nbval-current-env $(NOTEBOOKS))
 	@command -v "$${ELSI_CHROMIUM:-chromium}" chromium chromium-browser google-chrome > /dev/null \
 	  || echo "The tests of the pages in a browser were skipped: install chromium, or name one in ELSI_CHROMIUM"
 

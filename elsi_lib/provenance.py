@@ -25,7 +25,8 @@ SPECULATIVE_MODULES = tuple(
     + ("tree", "lazy_tree", "replay", "decode", "grid")
 )
 REPORT_MODULES = ("report.measures", "report.tables", "report.findings")
-SURVEY_MODULES = ("survey", "corpora", "probe")
+SUMS_MODULES = ("tally", "corpora", "probe")
+SURVEY_MODULES = (*SUMS_MODULES, "survey")
 TAU_MODULES = ("report.tau", "report.study", "report.tau_tables", "report.tau_measures", "report.tau_findings")
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors")
 
@@ -54,8 +55,8 @@ def tau_version() -> dict[str, str]:
 
 @cache
 def survey_version() -> dict[str, str]:
-    """Hash of the code that makes a survey, as in :func:`code_version`."""
-    return {"survey": _hash_of(SURVEY_MODULES)}
+    """Hashes of the code that makes a survey, and of that alone which its sums over prompts depend on; as in :func:`code_version`."""
+    return {"survey": _hash_of(SURVEY_MODULES), "sums": _hash_of(SUMS_MODULES)}
 
 
 @cache

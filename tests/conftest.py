@@ -4,11 +4,13 @@ The site is rendered once for all tests that look at it.
 """
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 settings.register_profile("elsi", deadline=None, derandomize=True, max_examples=50)
@@ -19,10 +21,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """The site rendered from the committed results: the finished command, and the folder of its pages."""
-    out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, ROOT / "workflow" / "build_book.py", "site", "--out", out]
-    return subprocess.run(command, capture_output=True, text=True, check=False), out / "_build" / "html"
+    """The site rendered from the committed results, once for all processes of the run: the finished command, and the pages' folder."""
+    out = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        out = out.parent
+    out, done = out / "site", out / "site.pickle"
+    with FileLock(done.with_suffix(".lock")):
+        if not done.is_file():
+            command = [sys.executable, ROOT / "workflow" / "build_book.py", "site", "--out", out]
+            done.write_bytes(pickle.dumps(subprocess.run(command, capture_output=True, text=True, check=False)))
+        return pickle.loads(done.read_bytes()), out / "_build" / "html"
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from synthetic import fingerprint
@@ -16,11 +17,14 @@ from elsi_lib.errors import AssetError, ElsiError
 from elsi_lib.filtering import token_entropy
 from elsi_lib.probe import ProbeStates, all_sets, probe_sets
 from elsi_lib.prompts import Prompt
-from elsi_lib.selection import elsi
+from elsi_lib.selection import elsi, standing
 from elsi_lib.settings import Settings
-from elsi_lib.survey import GROUP, Choice, Tally, load_survey, run_survey
+from elsi_lib.survey import load_survey, run_survey
+from elsi_lib.tally import GROUP, Choice, Tally, samples, sum_up
 
 OWN = Choice(rho=0.5, block=4)
+PRESET = {"survey_samples": 12, "stability_samples": 25, "corpus_samples": 3, "corpus_tokens": 90}
+PRESET |= {"probe_tokens": 36, "max_tokens": 100}
 TEXT = "the quick brown fox jumps over the lazy dog, and then it sleeps. "
 
 
@@ -80,7 +84,7 @@ def test_prompts_too_short_for_a_choice_are_left_out_of_it_alone(target):
 
 def test_samples_are_choices_from_the_groups_own_prompts(target):
     prompts = prompts_of(2 * GROUP)
-    table = tallied(target, {"default": OWN}, prompts, groups=True).samples(sizes=(GROUP, 2 * GROUP))
+    table = samples(tallied(target, {"default": OWN}, prompts, groups=True).groups, sizes=(GROUP, 2 * GROUP))
     assert table.groupby("size")["group"].nunique().to_dict() == {GROUP: 2, 2 * GROUP: 1}
     second = calibrate(target, prompts[GROUP:], rho=OWN.rho, block=OWN.block, bootstrap=0, spectra=0)
     for sink, word in ((True, "kept"), (False, "dropped")):
@@ -88,8 +92,26 @@ def test_samples_are_choices_from_the_groups_own_prompts(target):
         chosen = elsi(second.variant(sink=sink), 3)
         assert row["layers"] == " ".join(map(str, chosen.layers)) and row["entropy"] == pytest.approx(chosen.entropy, abs=1e-6)
         assert row["eagle3"] == pytest.approx(second.variant(sink=sink).entropy((1, 3, 4)), abs=1e-6)
-    whole = table[(table["size"] == 2 * GROUP) & (table["m"] == 2)]
-    assert (whole["regret"] >= 0).all() and (whole["rank"] >= 1).all()
+    every = calibrate(target, prompts, rho=OWN.rho, block=OWN.block, bootstrap=0, spectra=0)
+    for row in table[table["m"] == 2].itertuples():
+        place = standing(every.variant(sink=row.first_position == "kept"), tuple(map(int, row.layers.split())))
+        assert row.rank == place.rank and row.regret == pytest.approx(place.regret, abs=1e-6)
+
+
+def test_groups_of_two_passes_are_those_of_one(target):
+    """A rest of fewer prompts than a group has, at the end of either pass, counts in the whole alone."""
+    prompts = prompts_of(2 * GROUP + 3)
+    one = tallied(target, {"default": OWN}, prompts, groups=True).groups
+    parts = [tallied(target, {"default": OWN}, some, groups=True).groups for some in (prompts[:GROUP], prompts[GROUP:])]
+    assert [group.prompts for group in one] == [GROUP, GROUP, 3]
+    pd.testing.assert_frame_equal(samples(sum(parts, [])), samples(one))
+    sizes = samples(one)["size"]
+    assert sorted(set(sizes)) == [GROUP, 2 * GROUP, 2 * GROUP + 3]
+    assert (samples(one).groupby("size")["group"].nunique() == [2, 1, 1]).all()
+    uneven = [tallied(target, {"default": OWN}, some, groups=True).groups for some in (prompts[: GROUP + 3], prompts[GROUP + 3 :])]
+    assert [group.prompts for group in sum(uneven, [])] == [GROUP, 3, GROUP]
+    whole = [table[table["size"] == 2 * GROUP + 3]["entropy"].to_numpy() for table in map(samples, (one, sum(uneven, [])))]
+    np.testing.assert_allclose(*whole, rtol=1e-6)
 
 
 def test_block_influence_is_one_minus_the_mean_cosine(target):
@@ -154,11 +176,12 @@ def test_a_cut_pass_goes_on_from_its_sums(target, tmp_path):
     first = tallied(target, named, prompts[:7], groups=True, probe=3)
     first.save(tmp_path / "sums.safetensors")
     again = Tally(target, named, groups=True, probe=3)
-    survey._pass(again, prompts, tmp_path / "sums.safetensors", target)
+    sum_up(again, prompts, tmp_path / "sums.safetensors")
     assert again.about() == whole.about()
     for name, fp in whole.fingerprints().items():
         torch.testing.assert_close(again.fingerprints()[name].grams, fp.grams, rtol=1e-6, atol=1e-9)
-    assert again.samples((10,)).equals(whole.samples((10,)))
+    assert [group.prompts for group in again.groups] == [10, 3]
+    assert samples(again.groups).equals(samples(whole.groups))
     torch.testing.assert_close(torch.cat(again.probe.states, 1), torch.cat(whole.probe.states, 1))
     with pytest.raises(ElsiError, match="sums of another survey"):
         Tally(target, {"default": Choice()}).restore(tmp_path / "sums.safetensors")
@@ -205,18 +228,31 @@ def test_a_survey_leaves_what_the_questions_need(target, texts, tmp_path, monkey
     monkeypatch.setenv("ELSI_RESULTS", str(tmp_path / "results"))
     monkeypatch.setenv("ELSI_CACHE", str(tmp_path / "cache"))
     settings = Settings(target="tiny-llama", preset="quick", rho=0.5, block=8)
-    sizes = {"survey_samples": 12, "corpus_samples": 3, "corpus_tokens": 90, "probe_tokens": 36, "max_tokens": 100}
-    monkeypatch.setattr(Settings, "size", lambda self, name: sizes.get(name) or self.samples)
+    monkeypatch.setattr(Settings, "size", lambda self, name: PRESET.get(name) or self.samples)
     found = load_survey(run_survey(settings, target))
     assert found.status == "measured" and set(found.corpora) == set(CORPORA)
     assert {"default", "segment", "rho 0.2", "block 16", "norm 3", "no prefix"} <= set(found.variants)
     assert found.passport["parts"]["variants"]["seen"] == 12 and len(found.probe) == 92
+    assert found.passport["parts"]["samples"]["seen"] == 13 and set(found.samples["size"]) == {10, 20, 25}
+    assert set(found.samples.loc[found.samples["size"] == 10, "group"]) == {0, 1}
     fp = found.variants["default"]
     assert fp.target == "tiny-llama" and elsi(fp, 3).layers and fp.variant(sink=False).entropy().shape == (8,)
     assert str(tmp_path) not in json.dumps(found.passport)
     (found.folder / "probe.csv").unlink()
     with pytest.raises(ElsiError, match=r"probe\.csv missing"):
         load_survey(found.folder)
+
+
+def test_sums_of_other_weights_or_texts_are_not_gone_on_with(target):
+    settings, about = Settings(target="tiny-llama", preset="quick"), {"source_sha256": "a", "max_tokens": 90}
+    same = survey._identity(settings, target, dict(about))
+    assert same == survey._identity(settings, tiny_target(layers=8), about | {"asked": 7})
+    others = [
+        survey._identity(settings, tiny_target(layers=7), about),
+        survey._identity(replace(settings, rho=0.4), target, about),
+        survey._identity(settings, target, about | {"source_sha256": "b"}),
+    ]
+    assert len({same, *others}) == 4
 
 
 def test_without_spec_bench_the_rest_is_surveyed(target, texts, tmp_path, monkeypatch):
@@ -228,8 +264,7 @@ def test_without_spec_bench_the_rest_is_surveyed(target, texts, tmp_path, monkey
     monkeypatch.setattr(corpora, "find_source", missing)
     monkeypatch.setenv("ELSI_RESULTS", str(tmp_path / "results"))
     monkeypatch.setenv("ELSI_CACHE", str(tmp_path / "cache"))
-    sizes = {"survey_samples": 12, "corpus_samples": 3, "corpus_tokens": 90, "probe_tokens": 36, "max_tokens": 100}
-    monkeypatch.setattr(Settings, "size", lambda self, name: sizes.get(name) or self.samples)
+    monkeypatch.setattr(Settings, "size", lambda self, name: PRESET.get(name) or self.samples)
     found = load_survey(run_survey(Settings(target="tiny-llama", preset="quick", rho=0.5, block=8), target))
     assert set(found.corpora) == {"conversations", "other conversations", "code", "other languages"}
     assert found.passport["parts"]["mathematics"] == {"not run": "spec-bench: the address cannot be read"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 from page_agreements import agreements, tau_answer
 from page_costs import costs, fingerprints
-from page_parts import NOT_HERE, Origin, braces, hardware, notebook_link, of_default, place, read_csv, read_passport
+from page_parts import NOT_HERE, Origin, hardware, notebook_link, of_default, place, read_csv, read_passport
 from page_questions import questions
 from page_serving import configs, launch, servable
 
@@ -20,6 +20,7 @@ from elsi_lib.errors import ElsiError
 from elsi_lib.layers import CONVENTIONS, engine_ids
 from elsi_lib.report.artefacts import status
 from elsi_lib.report.tables import reported, reported_variance_changes
+from elsi_lib.report.words import braces, markdown_table
 from elsi_lib.selection import layer_rule
 from elsi_lib.settings import Settings
 
@@ -199,12 +200,11 @@ def compared(origin: Origin) -> str:
     paper = list(dict.fromkeys(values["target"]))
     ours = list(dict.fromkeys(target for of in measured.values() for target in of))
     heads = ["quantity", *(f"{target}, reported" for target in paper), *(f"{target}, measured" for target in ours)]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    rows = []
     for quantity, of in measured.items():
         cells = [_reported_cell(values, target, quantity) for target in paper]
-        cells += [of.get(target, "") for target in ours]
-        lines.append(f"| {_title(quantity)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([_title(quantity), *cells, *(of.get(target, "") for target in ours)])
+    return markdown_table(heads, rows)
 
 
 def _measured(origin: Origin) -> dict[str, dict[str, str]]:
@@ -241,41 +241,40 @@ def variance(origin: Origin) -> str:
     if data is None:
         return NOT_HERE
     thirds = ("early", "middle", "late")
-    lines = ["| | positions | first position | early | middle | late |", "|---|---|---|--:|--:|--:|"]
-    changes = " | ".join(f"{value:+.1f} %" for value in reported_variance_changes().values())
-    lines.append(f"| Qwen3-4B, reported | kept by the filter | not stated | {changes} |")
-    rows = data[data["quantity"] == "change"]
-    for (target, reading, first, positions), of in rows.groupby(["target", "reading", "first_position", "positions"], sort=False):
+    changes = [f"{value:+.1f} %" for value in reported_variance_changes().values()]
+    rows = [["Qwen3-4B", "reported", "kept by the filter", "not stated", *changes]]
+    change = data[data["quantity"] == "change"]
+    for (target, reading, first, positions), of in change.groupby(["target", "reading", "first_position", "positions"], sort=False):
         row = of.set_index("depth")
         cells = [f"{_percent(row.value[t])} % [{_percent(row.low[t])}, {_percent(row.high[t])}]" for t in thirds if t in row.index]
         chosen = "kept by the filter" if positions == "kept" else "as many at random"
-        lines.append(f"| {target}, measured, {reading} | {chosen} | {first} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([target, f"measured, {reading}", chosen, first, *cells])
+    return markdown_table(("target", "value", "positions", "first position", *thirds), rows, right=(4, 5, 6))
 
 
 def reported_values() -> str:
     """Everything known of the paper's numbers, as a table."""
-    lines = ["| target | artefact | quantity | value | unit | note |", "|---|---|---|---|---|---|"]
+    rows = []
     for row in reported().itertuples():
         value = f"{row.value} to {row.value_to}" if row.value_to else row.value
-        lines.append(f"| {row.target} | {row.artefact} | {row.quantity} | {value} | {row.unit} | {row.note} |")
-    return "\n".join(lines)
+        rows.append((row.target, row.artefact, row.quantity, value, row.unit, row.note))
+    return markdown_table(("target", "artefact", "quantity", "value", "unit", "note"), rows)
 
 
 def artefacts(origin: Origin) -> str:
     """Status, time and machine of every artefact of the default run."""
-    lines = ["| artefact | targets | status | code | seconds | hardware |", "|---|---|---|---|--:|---|"]
+    rows = []
     for name, notebook in NOTEBOOK_OF.items():
         passport = read_passport(name, origin)
         if passport is None:
-            lines.append(f"| {_artefact(name)} | | not run here | | | |")
+            rows.append((_artefact(name), "", "not run here", "", "", ""))
             continue
         made = f"[{_artefact(name)}](/notebooks/{notebook}.ipynb)"
         targets = ", ".join(entry["target"] for entry in passport["inputs"] if entry)
         seconds = "" if passport["seconds"] is None else f"{passport['seconds']:.1f}"
         state = status(origin[place(f"{name}.json")])
-        lines.append(f"| {made} | {targets} | {state} | `{passport['code']['method'][:8]}` | {seconds} | {hardware(passport)} |")
-    return "\n".join(lines)
+        rows.append((made, targets, state, f"`{passport['code']['method'][:8]}`", seconds, hardware(passport)))
+    return markdown_table(("artefact", "targets", "status", "code", "seconds", "hardware"), rows, right=(4,))
 
 
 def runs(origin: Origin) -> str:
@@ -286,10 +285,8 @@ def runs(origin: Origin) -> str:
     paths = fingerprints(origin)
     if not paths:
         return NOT_HERE
-    lines = [
-        "| target | layers | prompts used | tokens | blocks | dtype | code | current | seconds | hardware |",
-        "|---|--:|--:|--:|--:|---|---|---|--:|---|",
-    ]
+    heads = ("target", "layers", "prompts used", "tokens", "blocks", "dtype", "code", "current", "seconds", "hardware")
+    rows = []
     for path in paths:
         fp = Fingerprint.load(path)
         about, prompts = fp.passport, fp.passport["prompts"]
@@ -306,8 +303,8 @@ def runs(origin: Origin) -> str:
             "" if about["seconds"] is None else f"{about['seconds']:.0f}",
             hardware(about),
         )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(heads, rows, right=(1, 2, 3, 4, 8))
 
 
 # Code
@@ -315,23 +312,23 @@ def runs(origin: Origin) -> str:
 
 def conventions() -> str:
     """How every system names layer j, from :data:`elsi_lib.layers.CONVENTIONS`."""
-    lines = ["| system | id of layer *j* | names the last block | what its code does |", "|---|---|---|---|"]
+    rows = []
     for name, rule in CONVENTIONS.items():
         own = "*j*" if rule.offset == 0 else f"*j* + {rule.offset}"
         note = f"{rule.note}. Last block: {rule.last}" if rule.last else rule.note
-        lines.append(f"| {name} | {own} | {'no' if rule.last else 'yes'} | {note} |")
-    return "\n".join(lines)
+        rows.append((name, own, "no" if rule.last else "yes", note))
+    return markdown_table(("system", "id of layer *j*", "names the last block", "what its code does"), rows)
 
 
 def rule_ids(layers: int = 36) -> str:
     """EAGLE-3's rule, printed and as run, in every convention that can name it."""
     rules = {name: layer_rule(name, layers) for name in ("eagle3", "eagle3-code")}
-    lines = ["| system | " + " | ".join(f"{braces(given)} here" for given in rules.values()) + " |", "|---|---|---|"]
+    rows = []
     named = {name: engine_ids(given, layers) for name, given in rules.items()}
     for system in CONVENTIONS:
         cells = [braces(ids[system]) if not isinstance(ids[system], str) else "cannot name it" for ids in named.values()]
-        lines.append(f"| {system} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append((system, *cells))
+    return markdown_table(("system", *(f"{braces(given)} here" for given in rules.values())), rows)
 
 
 def command_line() -> str:

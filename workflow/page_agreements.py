@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
-from page_parts import NOT_HERE, Origin, notebook_link, place, read_csv, read_passport, table
+from page_parts import NOT_HERE, Origin, notebook_link, place, read_csv, read_passport
 
 from elsi_lib.report.tables import reported
 from elsi_lib.report.tau_measures import rank_correlation
+from elsi_lib.report.words import markdown_table
 
 AGREES, DISAGREES, PARTLY, OPEN, NOT_RUN = "agrees", "disagrees", "partly", "not decided", "not run here"
 THIRDS = ("early", "middle", "late")
@@ -37,12 +38,10 @@ def agreements(origin: Origin) -> str:
     found = rows(origin)
     counts = {verdict: sum(row.verdict == verdict for row in found) for verdict in (AGREES, PARTLY, DISAGREES, OPEN, NOT_RUN)}
     total = ", ".join(f"{verdict} {count}" for verdict, count in counts.items() if count)
-    cells = []
-    for before, row in zip([None, *found], found, strict=False):
-        again = before is not None and (before.claim, before.reported) == (row.claim, row.reported)
-        cells.append(("" if again else _linked(row.claim), "" if again else row.reported, row.target, row.here, f"**{row.verdict}**"))
+    # Every row says whose it is: the reader may sort them.
+    cells = [(_linked(row.claim), row.reported, row.target, row.here, f"**{row.verdict}**") for row in found]
     heads = ("claim", "reported", "target here", "measured here", "verdict")
-    return f"Of {len(found)} rows: {total}.\n\n{table(heads, cells)}"
+    return f"Of {len(found)} rows: {total}.\n\n{markdown_table(heads, cells)}"
 
 
 def tau_answer(origin: Origin) -> str:

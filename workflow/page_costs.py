@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from page_parts import NOT_HERE, Origin, hardware, of_default, table
+from page_parts import NOT_HERE, Origin, hardware, of_default
 
 from elsi_lib.catalogue import ASSETS, HubRepo
+from elsi_lib.report.words import markdown_table
 from elsi_lib.settings import PRESETS
 
 FLOP = 2  # per parameter and token: one multiplication and one addition
@@ -46,7 +47,7 @@ def calibrations(origin: Origin) -> str:
     if not rows:
         return NOT_HERE
     heads = ("target", "parameters", "layers", "tokens", "dtype", "seconds", "tokens/s", "GFLOP/s", "hardware")
-    return f"**Calibrations**, measured\n\n{table(heads, rows, right=(1, 2, 3, 5, 6, 7))}"
+    return f"**Calibrations**, measured\n\n{markdown_table(heads, rows, right=(1, 2, 3, 5, 6, 7))}"
 
 
 def stages(origin: Origin) -> str:
@@ -63,7 +64,7 @@ def stages(origin: Origin) -> str:
     training, evaluation = about["training"], about["evaluation"]
     what = f"{training['texts']:,} answers, {training['tokens']:,} tokens, for training; {evaluation['questions']:,} questions"
     title = f"**A study of tau**, {about['target']['name']}, measured on {hardware(about)}: {what}"
-    return f"{title}\n\n{table(('stage', 'what it does', 'seconds'), rows, right=(2,))}"
+    return f"{title}\n\n{markdown_table(('stage', 'what it does', 'seconds'), rows, right=(2,))}"
 
 
 def estimate() -> str:
@@ -78,7 +79,7 @@ def estimate() -> str:
         f"since conversations are shorter; {FLOP} operations per parameter and token, parameters as in the target's name. Divide the "
         "operations by what your own hardware achieves."
     )
-    return f"{text}\n\n{table(('target', 'parameters', 'tokens', 'operations'), rows, right=(1, 2, 3))}"
+    return f"{text}\n\n{markdown_table(('target', 'parameters', 'tokens', 'operations'), rows, right=(1, 2, 3))}"
 
 
 def _papers_targets() -> Iterator[tuple[str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,22 +40,9 @@ def read_passport(name: str, origin: Origin) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path else None
 
 
-def braces(layers: str | Iterable[int]) -> str:
-    """``{2, 15, 27}`` of ``2 15 27`` or of numbers."""
-    return "{" + ", ".join(map(str, layers.split() if isinstance(layers, str) else layers)) + "}"
-
-
 def hardware(passport: Mapping[str, Any]) -> str:
     about = passport["environment"]["hardware"]
     return ", ".join([*about.get("accelerators", []), about["processor"], f"{about['cores']} cores"])
-
-
-def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], right: Iterable[int] = ()) -> str:
-    """A Markdown table; columns ``right`` are aligned to the right."""
-    heads, right = list(heads), set(right)
-    rule = "|".join("--:" if i in right else "---" for i in range(len(heads)))
-    lines = ["| " + " | ".join(heads) + " |", f"|{rule}|"]
-    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
 @cache

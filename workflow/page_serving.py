@@ -6,11 +6,12 @@ import json
 import re
 
 from page_costs import fingerprints
-from page_parts import NOT_HERE, Origin, braces, table
+from page_parts import NOT_HERE, Origin
 
 from elsi_lib.choice import KEY
 from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.layers import servable_layers
+from elsi_lib.report.words import braces, markdown_table
 from elsi_lib.selection import elsi, layer_rule
 from elsi_lib.speculative.card import model_card
 from elsi_lib.speculative.draft import DraftConfig
@@ -57,7 +58,7 @@ def servable(origin: Origin) -> str:
         return NOT_HERE
     heads = ("target", "set", "layers", *(loader.title for loader in LOADERS.values()))
     said = [f"- **{LOADERS[name].title}**, {'; '.join(of)}: {reason}." for (name, reason), of in reasons.items()]
-    return "\n\n".join([table(heads, rows), "Why not:", "\n".join(said), *limited])
+    return "\n\n".join([markdown_table(heads, rows), "Why not:", "\n".join(said), *limited])
 
 
 def launch() -> str:

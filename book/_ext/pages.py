@@ -16,6 +16,7 @@ CARD_ALT = "The question of this companion, above its figure 2: matrix entropy o
 SIZE = (1200, 630)  # pixels, what those who show cards ask for
 PLACES = ("binderhub_url", "colab_url")
 INTERVAL = re.compile(r"[\[{(][-+<\d.,%/ \u2013\u2212]+[\]})]|(?<=\w) = (?=\w)|< (?=\d)|(?<=\d) of (?=\d)|(?<=\d) (?=[%M]\b|%)")
+PERCENT = re.compile(r"(?<=\d) (?=%)")
 MARKUP = (
     (re.compile(r'<span class="pre">([^<]*)</span>'), r"\1"),  # marks words that must not break; here they may
     (re.compile(r'<span class="[nopw]">([^<]*)</span>(?=[^\n]*</dt>)'), r"\1"),  # names, brackets and blanks of signatures
@@ -27,7 +28,12 @@ MARKUP = (
 
 
 def configure(app, config) -> None:
-    """Launch buttons need a repository; scripts in subfolders of _static belong to one page, which asks for them itself."""
+    """Launch buttons need a repository; scripts in subfolders of _static belong to one page, which asks for them itself.
+
+    Captions carry the paper's numbers, which Sphinx's own count over all pages would contradict; sphinx-jupyterbook-latex
+    switches that on whatever _config.yml says.
+    """
+    config.numfig = False
     if not config.html_theme_options.get("repository_url"):
         buttons = config.html_theme_options.get("launch_buttons", {})
         config.html_theme_options["launch_buttons"] = {key: value for key, value in buttons.items() if key not in PLACES}
@@ -37,13 +43,20 @@ def configure(app, config) -> None:
 
 
 def keep_together(app, doctree: nodes.document) -> None:
-    """Sets, intervals and places in tables stay on one line."""
-    for entry in doctree.findall(nodes.entry):
-        for text in list(entry.findall(nodes.Text)):
-            if not isinstance(text.parent, nodes.literal | nodes.math):
-                kept = INTERVAL.sub(lambda found: found.group().replace(" ", "\u00a0"), text.astext())
-                if kept != text.astext():
-                    text.parent.replace(text, nodes.Text(kept))
+    """Sets, intervals and places in tables stay on one line, and everywhere a percentage with its sign."""
+    for text in list(doctree.findall(nodes.Text)):
+        parts = INTERVAL if _is_in(text, nodes.entry) else PERCENT
+        if not isinstance(text.parent, nodes.literal | nodes.literal_block | nodes.math | nodes.math_block | nodes.raw):
+            kept = parts.sub(lambda found: found.group().replace(" ", "\u00a0"), text.astext())
+            if kept != text.astext():
+                text.parent.replace(text, nodes.Text(kept))
+
+
+def _is_in(node: nodes.Node, kind: type[nodes.Node]) -> bool:
+    while (node := node.parent) is not None:
+        if isinstance(node, kind):
+            return True
+    return False
 
 
 def describe(app, pagename: str, templatename: str, context: dict, doctree: nodes.document | None) -> None:

@@ -86,6 +86,16 @@ def test_pictures_have_words(site, name):
         assert caption and len(caption.get_text().split()) >= 15, f"{alt!r}: no caption that can be read alone"
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_no_markup_is_left_in_the_text(site, name):
+    article = BeautifulSoup(str(parsed(site / f"{name}.html").find("article")), "html.parser")
+    for part in article.select("pre, code, script, style, .math, dl.py"):
+        part.decompose()
+    text = article.get_text(" ")
+    left = re.findall(r"\*\*\w|\w\*\*|\|[-: ]*--|\$[^$\s][^$]*\$|\\\w+\{|\]\(#?\w|\{(?:ref|eq|doc|cite\w*|glue\w*)\}", text)
+    assert not left
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_figures_and_tables_offer_their_files(site, name):
     page = parsed(site / f"{name}.html")

@@ -51,9 +51,9 @@ def test_samples_are_compared_with_the_set_of_all_prompts():
 def test_one_parameter_is_changed_at_a_time():
     fp, survey = fingerprint(), survey_of()
     data = stability.by_parameter([fp, None], [survey])
-    wide = data[(data["parameter"] == "$K_\\mathrm{beam}$") & (data["value"] == "all")].iloc[0]
+    wide = data[(data["parameter"] == "K_beam") & (data["value"] == "all")].iloc[0]
     assert wide["entropy"] == pytest.approx(exhaustive(fp, 3).entropy, abs=1e-12)
-    row = data[(data["parameter"] == "$\\rho$") & (data["value"] == "0.5")].iloc[0]
+    row = data[(data["parameter"] == "rho") & (data["value"] == "0.5")].iloc[0]
     own, other = elsi(survey.variants["default"], 3), elsi(survey.variants["rho 0.5"], 3)
     assert row["layers"] == " ".join(map(str, other.layers)) and row["rank"] == standing(survey.variants["rho 0.5"], own.layers).rank
     assert row["jaccard"] == len(set(own.layers) & set(other.layers)) / len(set(own.layers) | set(other.layers))
@@ -70,7 +70,7 @@ def test_one_parameter_is_changed_at_a_time():
 
 def test_without_a_survey_the_search_alone_is_varied():
     data = stability.by_parameter([fingerprint()], [None])
-    assert set(data["parameter"]) == {"default", "$K_\\mathrm{beam}$", "$K_\\mathrm{expand}$", "$K_\\mathrm{pool}$"}
+    assert set(data["parameter"]) == {"default", "K_beam", "K_expand", "K_pool"}
 
 
 def test_another_number_format_of_the_same_prompts_is_compared():

@@ -24,6 +24,7 @@ from elsi_lib.report.study import Results
 from elsi_lib.report.tau import holm
 from elsi_lib.report.tau_measures import entropy_against_tau, rank_correlation
 from elsi_lib.report.tau_tables import averages
+from elsi_lib.report.words import braces, markdown_table, plain
 
 # Column of a score -> how figures and sentences call it.
 NAMES = {
@@ -228,8 +229,7 @@ def _by_layer(table: pd.DataFrame, fp: Fingerprint) -> np.ndarray:
 def table(best: pd.DataFrame) -> str:
     """Best sets for a page, as Markdown."""
     targets = list(dict.fromkeys(best["target"]))
-    lines = ["| criterion | " + " | ".join(f"{target} | $S_1$, rank" for target in targets) + " |"]
-    lines.append("|---|" + "---|--:|" * len(targets))
+    lines = []
     for name in dict.fromkeys(best["criterion"]):
         cells = []
         for target in targets:
@@ -238,9 +238,10 @@ def table(best: pd.DataFrame) -> str:
                 cells += ["not run here", ""]
             else:
                 row = of.iloc[0]
-                cells += [_braces(row["layers"]), f"{row['entropy']:.4f}, {int(row['entropy_rank']):,} of {int(row['sets']):,}"]
-        lines.append("| " + " | ".join([NAMES[name], *cells]) + " |")
-    return "\n".join(lines)
+                cells += [braces(row["layers"]), f"{row['entropy']:.4f}, {int(row['entropy_rank']):,} of {int(row['sets']):,}"]
+        lines.append([NAMES[name], *cells])
+    heads = [head for target in targets for head in (target, "$S_1$, rank")]
+    return markdown_table(["criterion", *heads], lines, right=range(2, 2 * len(targets) + 1, 2))
 
 
 # Figures
@@ -372,7 +373,7 @@ def finding(data: pd.DataFrame, best: pd.DataFrame, alike: pd.DataFrame) -> Find
         undefined = int(np.isneginf(data.loc[data["target"] == target, [n for n in _criteria(data) if "det" in n]]).any(axis=1).sum())
         line = (
             f"- **{target}**: {len(own)} criteria have {own['layers'].nunique()} different best sets of three; their mean overlap "
-            f"(Jaccard) is {pairs['jaccard'].mean():.2f}. {_braces(own.loc['entropy', 'layers'])}, the best of S₁, is "
+            f"(Jaccard) is {pairs['jaccard'].mean():.2f}. {braces(own.loc['entropy', 'layers'])}, the best of S₁, is "
             + (f"also the best of {', '.join(same)}. " if same else "no other's best. ")
             + f"Over all {int(own['sets'].iloc[0]):,} sets S₁ orders most like {NAMES[near]} "
             f"(Spearman {with_s1.loc[near, 'spearman']:+.2f}, "
@@ -391,7 +392,7 @@ def finding(data: pd.DataFrame, best: pd.DataFrame, alike: pd.DataFrame) -> Find
     text = f"**The criteria {verdict}**: what a set is scored by decides which set is taken.\n\n" + "\n".join(lines)
     if verdict == "largely agree":
         text = text.replace(": what a set is scored by decides which set is taken", "")
-    return Finding(text, "Best layer sets by criterion. " + _plain(text), values)
+    return Finding(text, "Best layer sets by criterion. " + plain(text), values)
 
 
 def agreement_alt(alike: pd.DataFrame) -> str:
@@ -468,7 +469,7 @@ def tau_finding(told: pd.DataFrame | None) -> Finding:
         f"their layers, so a "
         f"correlation over all of them is also one with size."
     )
-    return Finding(text, "Rank correlation of each criterion with tau. " + _plain(text), values)
+    return Finding(text, "Rank correlation of each criterion with tau. " + plain(text), values)
 
 
 def _needed(n: int, level: float = 0.05) -> float:
@@ -484,12 +485,3 @@ def _needed(n: int, level: float = 0.05) -> float:
         return float(min(reached)) if reached else 1.0
     q = t.ppf(1 - level / 2, n - 2)
     return float(q / np.sqrt(n - 2 + q * q))
-
-
-def _braces(layers: str) -> str:
-    return "{" + layers.replace(" ", ", ") + "}"
-
-
-def _plain(text: str) -> str:
-    plain = text.replace("**", "").replace("\n- ", " ").replace("- ", "").replace("\n\n", " ").replace("\n", " ")
-    return plain.replace("([table 2](#table2-differences))", "(table 2)")

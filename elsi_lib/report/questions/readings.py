@@ -24,6 +24,7 @@ from elsi_lib.report.figures import BLUE, ORANGE, _figure, _styled
 from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
 from elsi_lib.report.tables import REPORTED_TARGETS, reported_value
+from elsi_lib.report.words import braces, markdown_table
 from elsi_lib.selection import all_set_entropies, elsi, elsi_c, layer_rule
 
 DEPTHS = {"Qwen3-4B": 36, "Llama-3.1-8B": 32}  # N of the paper's targets
@@ -185,11 +186,10 @@ def mean_distances(apart: pd.DataFrame) -> pd.DataFrame:
 
 def nearest_table(joined: pd.DataFrame, rows: int = 10) -> str:
     """The nearest combinations and the default for a page, as Markdown; ``joined`` from :func:`mean_distances`."""
-    lines = ["| place | reading | ratio | level | peak | last layer | distance |", "|--:|---|--:|--:|--:|--:|--:|"]
-    for place, (name, row) in enumerate(joined.iterrows(), start=1):
-        if place <= rows or name == DEFAULT.name:
-            lines.append(f"| {place} | {name} | " + " | ".join(f"{row[part]:.3f}" for part in (*PARTS, "distance")) + " |")
-    return "\n".join(lines)
+    heads = ("place", "reading", "ratio", "level", "peak", "last layer", "distance")
+    shown = [(i, *one) for i, one in enumerate(joined.iterrows(), start=1) if i <= rows or one[0] == DEFAULT.name]
+    lines = [(place, name, *(f"{row[part]:.3f}" for part in (*PARTS, "distance"))) for place, name, row in shown]
+    return markdown_table(heads, lines, right=(0, *range(2, 7)))
 
 
 def between_reported() -> float:
@@ -198,19 +198,22 @@ def between_reported() -> float:
     return float(apart[apart["target"] != apart["reported"]]["distance"].mean())
 
 
+HEADS = (
+    *("reading", "ELSI m=1", "m=2", "m=3", "ELSI-C m=2", "m=3"),
+    *("$S$ EAGLE-3", "$S$ ELSI m=3", "ratio", "peak", "EAGLE-3's rank"),
+)
+
+
 def table(data: pd.DataFrame) -> str:
     """Sets under each reading for a page, as Markdown, one block per target."""
     blocks = []
     for target, of in data.groupby("target", sort=False):
-        lines = [
-            "| reading | ELSI m=1 | m=2 | m=3 | ELSI-C m=2 | m=3 | $S$ EAGLE-3 | $S$ ELSI m=3 | ratio | peak | EAGLE-3's rank |",
-            "|---|---|---|---|---|---|--:|--:|--:|--:|--:|",
-        ]
+        lines = []
         for row in of.to_dict("records"):
             if not row["run"]:
-                lines.append(f"| {row['reading']} | {NOT_RUN} |" + " |" * 9)
+                lines.append([row["reading"], NOT_RUN, *[""] * 9])
                 continue
-            sets = [_braces(row[name]) for name in ("elsi1", "elsi2", "elsi3", "elsic2", "elsic3")]
+            sets = [braces(row[name]) for name in ("elsi1", "elsi2", "elsi3", "elsic2", "elsic3")]
             unit = " bits" if row["unit"] == "bits" else ""
             numbers = [f"{row['s_eagle3']:.4f}{unit}", f"{row['s_elsi3']:.4f}{unit}", f"{row['ratio']:.3f}", f"{row['peak']:.2f}"]
             rank = ""
@@ -218,8 +221,8 @@ def table(data: pd.DataFrame) -> str:
                 rank = f"{int(row['rank_eagle3']):,} of {int(row['sets']):,}"
             else:  # EAGLE-3's layers collide on so shallow a target
                 numbers[0] = numbers[2] = ""
-            lines.append("| " + " | ".join([row["reading"], *sets, *numbers, rank]) + " |")
-        blocks.append(f"**{target}**\n\n" + "\n".join(lines))
+            lines.append([row["reading"], *sets, *numbers, rank])
+        blocks.append(f"**{target}**\n\n" + markdown_table(HEADS, lines, right=range(6, 11)))
     return "\n\n".join(blocks)
 
 
@@ -394,17 +397,17 @@ def _effects(data: pd.DataFrame, target: str) -> str:
     moved = others[others["elsi3"] != own["elsi3"]]
     kept = others[others["elsi3"] == own["elsi3"]]
     cka = others[(others["elsic3"] != own["elsic3"]) & (others["elsi3"] == own["elsi3"])]
-    line = f"- **{target}**: by default ELSI m=3 takes {_braces(own['elsi3'])}"
+    line = f"- **{target}**: by default ELSI m=3 takes {braces(own['elsi3'])}"
     if np.isfinite(own["ratio"]):
         within = f" ({own['ratio_low']:.2f} to {own['ratio_high']:.2f} over prompts)" if np.isfinite(own["ratio_low"]) else ""
         line += f", {own['ratio']:.2f} times EAGLE-3's entropy{within}"
     if len(moved):
-        said = [f"{name} {_braces(row['elsi3'])}, ratio {row['ratio']:.2f}" for name, row in moved.iterrows()]
+        said = [f"{name} {braces(row['elsi3'])}, ratio {row['ratio']:.2f}" for name, row in moved.iterrows()]
         line += ". Another set: " + "; ".join(said)
     if len(kept):
         line += ". The same set: " + ", ".join(kept.index)
     if len(cka):
-        line += ". Another set of ELSI-C only: " + "; ".join(f"{name} {_braces(row['elsic3'])}" for name, row in cka.iterrows())
+        line += ". Another set of ELSI-C only: " + "; ".join(f"{name} {braces(row['elsic3'])}" for name, row in cka.iterrows())
     return line + "."
 
 
@@ -434,7 +437,3 @@ def _robust(joined: pd.DataFrame) -> str:
 
 def _text(layers: Sequence[int]) -> str:
     return " ".join(map(str, layers))
-
-
-def _braces(layers: str) -> str:
-    return "{" + layers.replace(" ", ", ") + "}"

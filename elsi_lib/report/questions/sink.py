@@ -24,6 +24,7 @@ from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report.figures import BLUE, ENTROPY, GREEN, GREY, ORANGE, _figure, _layer_axis, _styled
 from elsi_lib.report.findings import Finding, late_rise
 from elsi_lib.report.measures import quiet_rows, timed
+from elsi_lib.report.words import braces, markdown_table, plain
 from elsi_lib.selection import elsi, exhaustive, standing
 from elsi_lib.survey import Survey
 
@@ -177,24 +178,26 @@ def similarity(fps: Sequence[Fingerprint | None], more: More | None = None) -> p
     return pd.DataFrame(rows, columns=["target", "variant", "debiased", "mean", "lowest", "agreement", "boundaries"])
 
 
+HEADS = (
+    *("what enters", "ELSI m=1", "m=2", "m=3", "exhaustive m=3"),
+    *("$S_1$, m=3 (nats)", "rank of the set of all positions", "mean CKA", "debiased"),
+)
+
+
 def table(chosen: pd.DataFrame, alike: pd.DataFrame) -> str:
     """Choices and CKA for a page, as Markdown, one block per target."""
     blocks = []
     for target, of in chosen.groupby("target", sort=False):
         cka = alike[alike["target"] == target].set_index(["variant", "debiased"])
-        lines = [
-            "| what enters | ELSI m=1 | m=2 | m=3 | exhaustive m=3 | $S_1$, m=3 (nats) | rank of the set of all positions | "
-            "mean CKA | debiased |",
-            "|---|---|---|---|---|--:|--:|--:|--:|",
-        ]
+        lines = []
         for variant, rows in of.groupby("variant", sort=False):
             by = rows.set_index("method")
-            sets = [_braces(by.loc[name, "layers"]) if name in by.index else "" for name in METHODS]
+            sets = [braces(by.loc[name, "layers"]) if name in by.index else "" for name in METHODS]
             last = by.loc["ELSI m=3"] if "ELSI m=3" in by.index else by.iloc[-1]
             means = [f"{cka.loc[(variant, d), 'mean']:.3f}" if (variant, d) in cka.index else "" for d in (False, True)]
             rank = f"{int(last['rank_before']):,} of {int(last['sets']):,}"
-            lines.append("| " + " | ".join([variant, *sets, f"{last['entropy']:.4f}", rank, *means]) + " |")
-        blocks.append(f"**{target}**\n\n" + "\n".join(lines))
+            lines.append([variant, *sets, f"{last['entropy']:.4f}", rank, *means])
+        blocks.append(f"**{target}**\n\n" + markdown_table(HEADS, lines, right=range(5, 9)))
     return "\n\n".join(blocks)
 
 
@@ -339,7 +342,7 @@ def finding(data: pd.DataFrame, left: pd.DataFrame, chosen: pd.DataFrame, alike:
         words = " ".join(text)
         paragraphs.append(f"**{target}**: {words}")
     text = "\n\n".join(paragraphs)
-    return Finding(text, "Matrix entropy along depth with and without attention sinks. " + _plain(text), values)
+    return Finding(text, "Matrix entropy along depth with and without attention sinks. " + plain(text), values)
 
 
 def spectrum_finding(data: pd.DataFrame, outlying: float = 10.0) -> Finding:
@@ -356,7 +359,7 @@ def spectrum_finding(data: pd.DataFrame, outlying: float = 10.0) -> Finding:
         lines.append(f"**{target}**: " + " ".join(_spectrum_words(of, outlying, name, values)))
     text = "\n\n".join(lines)
     alt = "Largest eigenvalue, weight of rows in its vector, and norm of the first position along depth. "
-    return Finding(text, alt + _plain(text), values)
+    return Finding(text, alt + plain(text), values)
 
 
 def _spectrum_words(of: pd.DataFrame, outlying: float, name: str, values: dict[str, float]) -> list[str]:
@@ -392,14 +395,14 @@ def _choice_words(chosen: pd.DataFrame, alike: pd.DataFrame, name: str, values: 
     if len(of):
         first = of.loc[ALL]
         parts = [
-            f"{variant} {_braces(row['layers'])} (overlap {row['overlap']:.2f}; the former set then ranks "
+            f"{variant} {braces(row['layers'])} (overlap {row['overlap']:.2f}; the former set then ranks "
             f"{int(row['rank_before']):,} "
             f"of {int(row['sets']):,})"
             for variant, row in of.drop(index=ALL).iterrows()
         ]
         again = f", the same in {100 * first['same']:.0f} % of {int(first['replicates'])} redraws of the prompts"
         held = again if first["replicates"] else ""
-        text.append(f"ELSI m=3 takes {_braces(first['layers'])} from all positions{held}; {'; '.join(parts)}.")
+        text.append(f"ELSI m=3 takes {braces(first['layers'])} from all positions{held}; {'; '.join(parts)}.")
         values |= {f"{name}_overlap_{'_'.join(v.split()[:2])}": o for v, o in of["overlap"].drop(index=ALL).items()}
     plain = alike[~alike["debiased"]].set_index("variant")
     debiased = alike[alike["debiased"]].set_index("variant")
@@ -425,11 +428,3 @@ def _runs(layers: Sequence[int]) -> str:
         else:
             parts.append([layer, layer])
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in parts)
-
-
-def _braces(layers: str) -> str:
-    return "{" + layers.replace(" ", ", ") + "}"
-
-
-def _plain(text: str) -> str:
-    return text.replace("**", "").replace("*", "").replace("$", "").replace("\n\n", " ")

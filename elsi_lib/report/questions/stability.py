@@ -16,13 +16,17 @@ from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report.figures import BLUE, GREY, ORANGE, _figure, _styled
 from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
+from elsi_lib.report.words import braces, plain
 from elsi_lib.selection import Selection, all_set_entropies, elsi, elsi_c, standing
-from elsi_lib.survey import BLOCKS, DEFAULT, RHOS, Survey
+from elsi_lib.survey import Survey
+from elsi_lib.tally import BLOCKS, DEFAULT, RHOS
 
 BEAMS = (1, 2, 5, 20, None)
 WIDTHS = (1, 2, 5, None)  # of the expansion and of the pool; 10 is the default
 FIRST = {"kept": BLUE, "dropped": ORANGE}
 FEW = 5  # groups; fewer give no interval
+PAPER = 200  # prompts of the paper's calibration
+SYMBOLS = {f"K_{part}": f"$K_\\mathrm{{{part}}}$" for part in ("beam", "expand", "pool")} | {"rho": "$\\rho$", "B": "$B$"}
 
 
 @timed
@@ -92,12 +96,12 @@ def _variations(fp: Fingerprint, survey: Survey | None) -> Iterator[Variation]:
     base, pooled = elsi(fp, 3), elsi_c(fp, 3)
     yield "default", "ELSI m=3", fp, base, None, base
     for width in BEAMS:
-        yield "$K_\\mathrm{beam}$", _count(width), fp, elsi(fp, 3, k_beam=width), None, base
+        yield "K_beam", _count(width), fp, elsi(fp, 3, k_beam=width), None, base
     for width in WIDTHS:
-        yield "$K_\\mathrm{expand}$", _count(width), fp, elsi(fp, 3, k_expand=width), None, base
+        yield "K_expand", _count(width), fp, elsi(fp, 3, k_expand=width), None, base
     yield "default", "ELSI-C m=3", fp, pooled, None, pooled
     for width in WIDTHS:
-        yield "$K_\\mathrm{pool}$", _count(width), fp, elsi_c(fp, 3, k_pool=width), None, pooled
+        yield "K_pool", _count(width), fp, elsi_c(fp, 3, k_pool=width), None, pooled
     if survey is None:
         return
     own = survey.variants[DEFAULT]
@@ -105,8 +109,7 @@ def _variations(fp: Fingerprint, survey: Survey | None) -> Iterator[Variation]:
     for name, values in (("rho", RHOS), ("block", BLOCKS)):
         for value in values:
             if (other := survey.variants.get(f"{name} {value:g}")) is not None:
-                symbol = {"rho": "$\\rho$", "block": "$B$"}[name]
-                yield symbol, f"{value:g}", own, elsi(other, 3), other, chosen
+                yield {"block": "B"}.get(name, name), f"{value:g}", own, elsi(other, 3), other, chosen
     one, other = (str(given.passport["target"].get("dtype")) for given in (fp, own))
     counts = [{name: given.passport["prompts"].get(name) for name in ("used", "tokens")} for given in (fp, own)]
     if one != other and counts[0] == counts[1]:
@@ -197,7 +200,7 @@ def parameter_figure(data: pd.DataFrame, depths: dict[str, int]) -> Figure:
         ax.set_ylim(len(labels) - 0.4, -0.6)
         ax.set_title(target)
         ax.set_xlabel("chosen layers")
-    names = [value if parameter == "default" else f"{parameter} {value}".strip() for parameter, value in labels]
+    names = [f"{SYMBOLS.get(parameter, parameter)} {value}".removeprefix("default ").strip() for parameter, value in labels]
     axes[0, 0].set_yticks(range(len(labels)), names)
     axes[0, 0].tick_params(axis="y", length=0)
     return fig
@@ -205,29 +208,35 @@ def parameter_figure(data: pd.DataFrame, depths: dict[str, int]) -> Figure:
 
 def finding(data: pd.DataFrame) -> Finding:
     """What the numbers of :func:`by_size` say."""
-    sentences, values = [], {}
+    paragraphs, values = [], {}
     for target, of in data.groupby("target", sort=False):
+        sentences = []
         three = of[of["m"] == 3]
         most = int(three["size"].max())
         for first in FIRST:
             rows = three[three["first_position"] == first].sort_values("size")
-            small, inner = rows.iloc[0], rows[rows["size"] <= most / 2]
-            last = inner.iloc[-1] if len(inner) else small
-            name = f"{target}_{first}"
-            values |= {f"{name}_same_{int(small['size'])}": small["same"], f"{name}_same_{int(last['size'])}": last["same"]}
+            inner = rows[rows["size"] <= most / 2]
+            sizes = {int(rows["size"].min())} | {int(size) for size in inner["size"] if size == PAPER or size == inner["size"].max()}
+            parts = []
+            for row in rows[rows["size"].isin(sizes)].itertuples():
+                values[f"{target}_{first}_same_{row.size}"] = row.same
+                kind = "disjoint samples" if not parts else "samples"
+                number = f"{row.size}, the paper's number," if row.size == PAPER else f"{row.size} prompts"
+                chosen = f"choose the set of all {most:,}" if not parts else "do"
+                parts.append(
+                    f"of {row.groups} {kind} of {number} {_percent(row.same)} {chosen} (mean Jaccard {row.jaccard:.2f}, mean regret "
+                    f"{row.regret:.3f} nats, largest {row.worst:.3f})"
+                )
             head = f"**{target}**, first position {first}: " if first == "kept" else f"With the first position {first}: "
-            sentences.append(
-                f"{head}of {int(small['groups'])} disjoint samples of {int(small['size'])} prompts {_percent(small['same'])} choose "
-                f"the set of all {most} (mean Jaccard {small['jaccard']:.2f}, mean regret {small['regret']:.3f} nats, largest "
-                f"{small['worst']:.3f}); of {int(last['groups'])} samples of {int(last['size'])}, {_percent(last['same'])} "
-                f"(Jaccard {last['jaccard']:.2f}, regret {last['regret']:.3f})."
-            )
+            sentences.append(f"{head}{'; '.join(parts)}.")
+        paragraphs.append(" ".join(sentences))
     alt = (
         "Line charts against the number of prompts on a logarithmic axis, one column per target: above, the mean Jaccard similarity "
-        "of the sets chosen from disjoint samples to the set from all prompts; below, their regret in nats. " + _plain(sentences)
+        "of the sets chosen from disjoint samples to the set from all prompts; below, their regret in nats. "
+        + plain(" ".join(paragraphs))
     )
     note = "Samples of one size are disjoint; all are part of the whole, so large ones agree with it by construction."
-    return Finding(" ".join([*sentences, note]), alt, values)
+    return Finding("\n\n".join([*paragraphs, note]), alt, values)
 
 
 def parameter_finding(data: pd.DataFrame) -> Finding:
@@ -238,25 +247,22 @@ def parameter_finding(data: pd.DataFrame) -> Finding:
         parts = []
         for parameter, rows in changed.groupby("parameter", sort=False):
             different = rows[rows["jaccard"] < 1]
-            values[f"{target}_{parameter.strip('$')}_changed"] = len(different)
+            values[f"{target}_{parameter}_changed".replace(" ", "_")] = len(different)
             if len(different):
-                sets = [f"{row.value}: {{{', '.join(row.layers.split())}}}".removeprefix(": ") for row in different.itertuples()]
-                parts.append(f"{parameter} changes it in {len(different)} of {len(rows)} values ({'; '.join(sets)})")
-        same = [p for p, rows in changed.groupby("parameter", sort=False) if (rows["jaccard"] == 1).all()]
+                sets = [f"{row.value}: {braces(row.layers)}".removeprefix(": ") for row in different.itertuples()]
+                name = SYMBOLS.get(parameter, parameter)
+                parts.append(f"{name} changes it in {len(different)} of {len(rows)} values ({'; '.join(sets)})")
+        same = [SYMBOLS.get(p, p) for p, rows in changed.groupby("parameter", sort=False) if (rows["jaccard"] == 1).all()]
         default = of[(of["parameter"] == "default")].iloc[0]
-        text = f"**{target}**: the default is {{{', '.join(default['layers'].split())}}}. " + "; ".join(parts)
-        text += ("" if not parts else ". ") + (f"No value of {', '.join(same)} changes it." if same else "")
+        text = f"**{target}**: the default is {braces(default['layers'])}. " + "; ".join(parts)
+        text += ("" if not parts else ". ") + (f"It stays under all of {', '.join(same)}." if same else "")
         sentences.append(text.strip())
     alt = (
         "Rows of dots on the layer axis, one row per value of a parameter and one panel per target; blue where the set is the "
-        "default's, orange where it is another. " + _plain(sentences)
+        "default's, orange where it is another. " + plain(" ".join(sentences))
     )
     return Finding("\n\n".join(sentences), alt, values)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _plain(sentences: Sequence[str]) -> str:
-    return " ".join(sentences).replace("**", "").replace("$", "").replace("\\mathrm", "")

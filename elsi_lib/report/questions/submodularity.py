@@ -28,6 +28,7 @@ from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report.figures import BLUE, GREEN, ORANGE, _figure, _styled
 from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
+from elsi_lib.report.words import braces, markdown_table, plain
 from elsi_lib.selection import elsi, exhaustive
 
 PLAIN, TRACE, F = "S₁", "S₁, layers of equal trace", "F = −tr K log K"
@@ -223,40 +224,36 @@ def guarantees(fps: Sequence[Fingerprint | None], largest: int = 4) -> pd.DataFr
     return pd.DataFrame(rows, columns=["target", "reading", "m", "scale", "guaranteed", "greedy", "best"])
 
 
+HEADS = (
+    *("objective", "m", "greedy", "regret (nats)", "rank"),
+    *("beam of 10", "regret", "optimum", "greedy finds it, replicates"),
+)
+
+
 def search_table(found: pd.DataFrame) -> str:
     """Greedy, the beam of ten and the optimum for a page, as Markdown."""
     blocks = []
     for target, of in found.groupby("target", sort=False):
-        lines = [
-            "| objective | m | greedy | regret (nats) | rank | beam of 10 | regret | optimum | greedy finds it, replicates |",
-            "|---|--:|---|--:|--:|---|--:|---|--:|",
-        ]
+        lines = []
         for (form, m), rows in of.groupby(["objective", "m"], sort=False):
             by = rows.set_index("width")
             one, ten = by.loc[1], by.loc[10]
             share = f"{100 * one['found']:.0f} %" if one["replicates"] else ""
             rank = f"{int(one['rank']):,} of {int(one['sets']):,}"
-            cells = [
-                form,
-                f"{m}",
-                _braces(one["layers"]),
-                f"{one['regret']:.4f}",
-                rank,
-                _braces(ten["layers"]),
-                f"{ten['regret']:.4f}",
-            ]
-            lines.append("| " + " | ".join([*cells, _braces(one["optimum"]), share]) + " |")
-        blocks.append(f"**{target}**\n\n" + "\n".join(lines))
+            greedy = braces(one["layers"]), f"{one['regret']:.4f}", rank
+            beam = braces(ten["layers"]), f"{ten['regret']:.4f}"
+            lines.append([form, m, *greedy, *beam, braces(one["optimum"]), share])
+        blocks.append(f"**{target}**\n\n" + markdown_table(HEADS, lines, right=(1, 3, 4, 6, 8)))
     return "\n\n".join(blocks)
 
 
 def guarantee_table(bound: pd.DataFrame) -> str:
     """The bounds for a page, as Markdown."""
-    lines = ["| target | reading | m | guaranteed (nats) | greedy | best |", "|---|---|--:|--:|--:|--:|"]
+    lines = []
     for row in bound.itertuples():
         said = f"{row.guaranteed:.4f}" if row.guaranteed > 0 else "nothing"
-        lines.append(f"| {row.target} | {row.reading} | {row.m} | {said} | {row.greedy:.4f} | {row.best:.4f} |")
-    return "\n".join(lines)
+        lines.append([row.target, row.reading, row.m, said, f"{row.greedy:.4f}", f"{row.best:.4f}"])
+    return markdown_table(("target", "reading", "m", "guaranteed (nats)", "greedy", "best"), lines, right=range(2, 6))
 
 
 # Figure
@@ -336,42 +333,40 @@ def finding(broken: pd.DataFrame, found: pd.DataFrame) -> Finding:
         for form in (PLAIN, TRACE, F):
             sub, mono = of.loc[(form, "submodular")], of.loc[(form, "monotone")]
             words.append(f"{form} breaks submodularity in {_share(sub)} and monotonicity in {_share(mono)}")
-        plain = of.loc[(PLAIN, "submodular")]
-        values |= {f"{name}_not_submodular": plain["violated"], f"{name}_worst": plain["worst"]}
+        own = of.loc[(PLAIN, "submodular")]
+        values |= {f"{name}_not_submodular": own["violated"], f"{name}_worst": own["worst"]}
         values |= {f"{name}_not_monotone": of.loc[(PLAIN, "monotone"), "violated"]}
         values |= {f"{name}_f_violations": of.loc[(F, "submodular"), "violated"]}
         cases = int(of["tried"].groupby("objective").sum().iloc[0])
         lines.append(f"- **{target}** ({cases:,} cases each): {'; '.join(words)}. {_lost(found, target, name, values)}")
     clean = total[(total["objective"] == F) & (total["property"] == "submodular")]["violated"].max() == 0
-    verdict = f"**{_verdict(found)}**"
+    verdict = _verdict(found)
     theory = (
         "F shows no violation of submodularity, as the theorem says. It is not monotone, since nearly all of a layer's trace "
-        "of 1 lies in "
-        "one eigenvalue, far above 1/e; so the bound of 1 − 1/e does not hold for it as it stands."
+        "of 1 lies in one eigenvalue, far above 1/e; so the bound of 1 − 1/e does not hold for it as it stands."
         if clean
         else "F shows violations, which the theorem excludes: the Gram matrices or the arithmetic are at fault."
     )
     last = "All sets of three can be tried, so at this depth a search needs no guarantee."
     text = f"{verdict}\n\n" + "\n".join(lines) + f"\n\n{theory} {last}"
-    plain = text.replace("**", "").replace("\n- ", " ").replace("\n\n", " ").replace("- ", "")
-    return Finding(text, "Violations of submodularity and monotonicity, and regret by width of the beam. " + plain, values)
+    return Finding(text, "Violations of submodularity and monotonicity, and regret by width of the beam. " + plain(text), values)
 
 
 def _verdict(found: pd.DataFrame) -> str:
     of = found[found["m"] > 1].assign(part=lambda data: data["regret"] / (data["entropy"] + data["regret"]))
-    words = []
-    for form, name in ((PLAIN, "By S₁ as the paper has it"), (TRACE, "with layers of equal trace")):
+    said = []
+    for form in (PLAIN, TRACE):
         greedy, ten = (of[(of["objective"] == form) & (of["width"] == width)] for width in (1, 10))
         missed, lost = (int((one["regret"] > 1e-9).sum()) for one in (greedy, ten))
-        text = f"{name} greedy search misses the optimum in {missed} of {len(greedy)} cases (targets and sizes from two), by up to "
-        text += f"{greedy['regret'].max():.3f} nats "
-        text += f"({100 * greedy['part'].max():.0f} % of it), and a beam of ten in {lost or 'none'}"
-        words.append(text + (f", by up to {ten['regret'].max():.3f}" if lost else ""))
+        cases = f"greedy search misses the optimum in {missed} of {len(greedy)} cases, a beam of ten in {lost or 'none'}"
+        far = f"greedy by up to {greedy['regret'].max():.3f} nats ({100 * greedy['part'].max():.0f} % of the optimum)"
+        said.append((cases, far + (f", a beam of ten by up to {ten['regret'].max():.3f}" if lost else "")))
+    (first, far), (equal, equal_far) = said
     wider = of[of["width"] > 0].sort_values("width").groupby(["target", "objective", "m"])["regret"]
     worse = int((wider.apply(lambda regrets: regrets.diff().max()) > 1e-9).sum())
     return (
-        "; ".join(words)
-        + "."
+        f"**By S₁ as the paper has it {first}**, {far}; a case is a target and a size from two. "
+        f"With layers of equal trace {equal}, {equal_far}."
         + (f" A wider beam finds a worse set than a narrower one in {worse} of {len(wider)} cases." if worse else "")
     )
 
@@ -438,12 +433,8 @@ def bound_finding(bound: pd.DataFrame) -> Finding:
         "**The guarantee explains little of what greedy reaches.** The bound of 1 − 1/e, made to hold by scaling and read back as "
         f"$S_1$ of layers of equal trace, two layers and more: {'; '.join(words)}."
     )
-    return Finding(text, text.replace("**", "").replace("$", ""), values)
+    return Finding(text, plain(text), values)
 
 
 def _text(layers: Sequence[int]) -> str:
     return " ".join(map(str, layers))
-
-
-def _braces(layers: str) -> str:
-    return "{" + layers.replace(" ", ", ") + "}"

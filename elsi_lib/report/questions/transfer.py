@@ -13,6 +13,7 @@ from elsi_lib.corpora import AGAIN, CONVERSATIONS
 from elsi_lib.report.figures import GREY, LAYER, _figure, _layer_axis, _styled
 from elsi_lib.report.findings import Finding, late_rise
 from elsi_lib.report.measures import timed
+from elsi_lib.report.words import braces, markdown_table, plain
 from elsi_lib.selection import all_set_entropies, elsi
 from elsi_lib.survey import Survey
 
@@ -129,12 +130,12 @@ def transfer_figure(data: pd.DataFrame) -> Figure:
 
 def table(data: pd.DataFrame) -> str:
     """The sets as Markdown: chosen on each corpus, with rank on conversations."""
-    lines = ["| target | first position | chosen on | prompts | layers | rank on conversations | regret there (nats) | Jaccard |"]
-    lines.append("|---|---|---|--:|---|--:|--:|--:|")
+    heads = ("target", "first position", "chosen on", "prompts", "layers", "rank on conversations", "regret there (nats)", "Jaccard")
+    lines = []
     for row in data[data["judged_on"] == CONVERSATIONS].itertuples():
-        cells = (row.target, row.first_position, row.chosen_on, str(row.prompts), f"{{{', '.join(row.layers.split())}}}")
-        lines.append("| " + " | ".join([*cells, f"{row.rank:,} of {row.sets:,}", f"{row.regret:.4f}", f"{row.jaccard:.2f}"]) + " |")
-    return "\n".join(lines)
+        about = row.target, row.first_position, row.chosen_on, row.prompts, braces(row.layers)
+        lines.append([*about, f"{row.rank:,} of {row.sets:,}", f"{row.regret:.4f}", f"{row.jaccard:.2f}"])
+    return markdown_table(heads, lines, right=(3, 5, 6, 7))
 
 
 def finding(data: pd.DataFrame) -> Finding:
@@ -146,32 +147,38 @@ def finding(data: pd.DataFrame) -> Finding:
         back = of[(of["chosen_on"] == CONVERSATIONS) & ~of["judged_on"].isin([CONVERSATIONS, AGAIN])]
         worst = back.loc[back["regret"].idxmax()]
         same = int((others["jaccard"] == 1).sum())
-        own = "{" + ", ".join(here.loc[CONVERSATIONS, "layers"].split()) + "}"
+        own = braces(here.loc[CONVERSATIONS, "layers"])
         noise = here.loc[AGAIN, "regret"] if AGAIN in here.index else np.nan
         values |= {f"{target}_{first}_same": same, f"{target}_{first}_worst_regret": worst["regret"]}
-        head = f"**{target}**, first position {first}: " if first == "kept" else f"First position {first}: "
+        head = f"**{target}**, first position {first}: "
         sentences.append(
             f"{head}{same} of {len(others)} other kinds of text lead to the set of conversations, {own}. That set loses at most "
             f"{worst['regret']:.3f} nats elsewhere (on {worst['judged_on']}, where it has place {int(worst['rank']):,} of "
             f"{int(worst['sets']):,})"
             + ("." if np.isnan(noise) else f"; a second sample of conversations leads to a set that loses {noise:.3f} on the first.")
         )
-    alt = "Heat maps of regret, one per target: the set chosen on the row's kind of text, judged on the column's. " + " ".join(
-        sentences
-    ).replace("**", "")
-    return Finding(" ".join(sentences), alt, values)
+    text = "\n\n".join(sentences)
+    alt = "Heat maps of regret, one per target: the set chosen on the row's kind of text, judged on the column's. " + plain(text)
+    return Finding(text, alt, values)
 
 
 def profile_finding(data: pd.DataFrame) -> Finding:
     """What the numbers of :func:`profiles` say: where the wave has its late peak on each corpus, and how high it rises to it."""
     sentences, values = [], {}
     for (target, first), of in data.groupby(["target", "first_position"], sort=False):
-        parts = []
+        rises, peaks = {}, {}
         for corpus, line in of.groupby("corpus", sort=False):
-            rise, peak, _ = late_rise(line["entropy"].to_numpy())
-            values[f"{target}_{first}_{corpus}_rise".replace(" ", "_")] = rise
-            parts.append(f"{corpus} {rise:.3f} (layer {peak})")
-        head = f"**{target}**, first position {first}" if first == "kept" else f"First position {first}"
-        sentences.append(f"{head}: entropy rises to its late peak by, in nats, {', '.join(parts)}.")
+            rises[corpus], peaks[corpus], _ = late_rise(line["entropy"].to_numpy())
+            values[f"{target}_{first}_{corpus}_rise".replace(" ", "_")] = rises[corpus]
+        said = {name: f"{name} {rise:.3f} (layer {peaks[name]})" for name, rise in rises.items()}
+        own = ", ".join(said[name] for name in (CONVERSATIONS, AGAIN) if name in said)
+        others = sorted(set(rises) - {CONVERSATIONS, AGAIN}, key=rises.get)
+        text = f"**{target}**, first position {first}: entropy rises to its late peak by, in nats, {own}"
+        if len(others) > 1:
+            text += f"; of {len(others)} other kinds of text least on {said[others[0]]}, most on {said[others[-1]]}"
+        elif others:
+            text += f", {said[others[0]]}"
+        sentences.append(f"{text}.")
+    text = "\n\n".join(sentences)
     alt = "Line charts of matrix entropy along depth, a line for each kind of text, one column per target. "
-    return Finding(" ".join(sentences), alt + " ".join(sentences).replace("**", ""), values)
+    return Finding(text, alt + plain(text), values)
