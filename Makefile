@@ -56,11 +56,13 @@ lock:  ## renew requirements.lock: newest releases that pyproject.toml allows, t
 clean:  ## remove what was built; .venv and the download cache stay
 	rm -rf _build
 
-# The environment is made anew when the lock changes, so that nothing the lock no longer names is left in it. Python
-# compiles what it imports; compiling all 190 packages here would take longer than unpacking them.
+# The environment is made anew when the lock changes, so that nothing the lock no longer names is left in it. The lock is closed, so
+# nothing is to be resolved but torch's own libraries for this platform, which it leaves out. Python compiles what it imports;
+# compiling all 190 packages here would take longer than unpacking them.
 $(VENV)/.lock: requirements.lock
 	workflow/find_python -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --requirement requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps --requirement requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile $$(grep '^torch==' requirements.lock)
 	touch $@
 
 # torchvision and torchaudio come along and do not import beside this torch; nothing here needs them.

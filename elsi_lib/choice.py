@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from scipy.stats import binomtest
 
 from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import Fingerprint
@@ -157,6 +156,8 @@ def _mean_cka(fp: Fingerprint, layers: tuple[int, ...], debiased: bool, notes: d
 def _stability(
     fp: Fingerprint, method: str, m: int, sets: int, options: dict[str, Any], notes: dict[str, Any]
 ) -> dict[str, Any] | None:
+    from scipy.stats import binomtest  # imported here: it takes seconds
+
     if method in RULES:
         notes["stability"] = "a fixed rule does not depend on the prompts"
         return None

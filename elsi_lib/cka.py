@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.signal import find_peaks
 from torch import Tensor
 
 from elsi_lib.errors import ElsiError
@@ -132,6 +131,8 @@ def find_boundaries(delta: Tensor, prominence: float = 0.1) -> tuple[int, ...]:
     Returns:
         Increasing layer numbers l; each boundary lies between layer l and layer l + 1.
     """
+    from scipy.signal import find_peaks  # imported here: it takes seconds, and commands need no boundaries
+
     if not 0 < prominence <= 1:
         raise ElsiError(f"prominence = {prominence} outside (0, 1]: it is a share of the largest transition score")
     score = np.concatenate([[0.0], torch.as_tensor(delta, dtype=torch.float64).numpy(), [0.0]])

@@ -173,7 +173,7 @@ def run_survey(
     if more:
         say(f"surveying {len(more)} more prompts in groups")
         further = Tally(target, {DEFAULT: named[DEFAULT]}, groups=True)
-        seconds["samples"] = sum_up(further, more, work / "samples.safetensors")
+        seconds["samples"] = sum_up(further, more, work / f"samples-from-{len(prompts)}.safetensors")
         parts["samples"] = further.about()
         groups = [*groups, *further.groups]
     grams, corpora = tally.fingerprints(), {}

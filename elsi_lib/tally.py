@@ -281,9 +281,15 @@ def _grams(groups: Sequence[Group], side: int) -> Tensor | None:
 
 
 def sum_up(tally: Tally, prompts: Sequence[Prompt], path: Path) -> float:
-    """Add the prompts that a kept state lacks; returns the seconds that all of them took."""
+    """Add the prompts that a kept state lacks; returns the seconds that all of them took.
+
+    Raises:
+        ElsiError: the state is of other choices, or of more prompts.
+    """
     if path.is_file():
         tally.restore(path)
+    if tally.seen > len(prompts):
+        raise ElsiError(f"{path} holds the sums of {tally.seen} prompts, and {len(prompts)} are asked for: delete it to start anew")
     started = time.perf_counter() - tally.seconds
     left = prompts[tally.seen :]
     for index, prompt in enumerate(track(f"surveying {tally.target.name}", len(left))(left), start=1):

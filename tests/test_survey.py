@@ -183,6 +183,8 @@ def test_a_cut_pass_goes_on_from_its_sums(target, tmp_path):
     assert [group.prompts for group in again.groups] == [10, 3]
     assert samples(again.groups).equals(samples(whole.groups))
     torch.testing.assert_close(torch.cat(again.probe.states, 1), torch.cat(whole.probe.states, 1))
+    with pytest.raises(ElsiError, match="sums of 13 prompts, and 9 are asked for: delete"):
+        sum_up(Tally(target, named, groups=True, probe=3), prompts[:9], tmp_path / "sums.safetensors")
     with pytest.raises(ElsiError, match="sums of another survey"):
         Tally(target, {"default": Choice()}).restore(tmp_path / "sums.safetensors")
 
