@@ -147,7 +147,8 @@ CAPTIONS = {
     "open_stability": (
         "How many prompts a choice needs. Above: Jaccard similarity of the sets of three that ELSI chooses from disjoint samples of "
         "prompts to the set it chooses from all of them, mean and 95 % interval over samples where there are at least five; grey "
-        "numbers count the samples. Below: their regret on all prompts, mean (solid) and largest (dotted)."
+        "numbers count the samples. Below: their regret on all prompts, mean (solid) and largest (dotted). Dashed: as many prompts as "
+        "the paper's calibration has."
     ),
     "open_parameters": (
         "Sets of three under other values of one parameter at a time. Blue: the set of the default, which the grey rows show; orange: "

@@ -368,9 +368,7 @@ def _spectrum_words(of: pd.DataFrame, outlying: float, name: str, values: dict[s
     text = [
         f"The two largest eigenvalues hold at least {100 * two.min():.0f} % of the trace at every layer, in the "
         f"median {100 * two.median():.1f} %, and the binary entropy of the largest one's share differs from $S_1$ by a median of "
-        f"{gap.median():.3f} nats: the profile is close to a balance of two directions, and these can have log 2 = "
-        f"{np.log(2):.3f} at "
-        f"most."
+        f"{gap.median():.3f} nats: the profile is close to a balance of two directions, which have log 2 = {np.log(2):.3f} at most."
     ]
     held = of[of["first_row"] > 0.5]
     if len(held):
@@ -381,8 +379,7 @@ def _spectrum_words(of: pd.DataFrame, outlying: float, name: str, values: dict[s
         rho = float(spearmanr(loud["norm_ratio"], loud["entropy"]).statistic)
         text.append(
             f"Over the {len(loud)} layers where the first position is at least {outlying:g} times as long as the others, $S_1$ "
-            f"and that "
-            f"ratio have a rank correlation of {rho:+.2f}"
+            f"and that ratio have a rank correlation of {rho:+.2f}"
             + (": entropy rises as the sink shrinks beside the rest." if rho < -0.5 else ".")
         )
         values[f"{name}_norm_correlation"] = rho
@@ -393,24 +390,24 @@ def _choice_words(chosen: pd.DataFrame, alike: pd.DataFrame, name: str, values: 
     text = []
     of = chosen[chosen["method"] == "ELSI m=3"].set_index("variant")
     if len(of):
-        first = of.loc[ALL]
-        parts = [
-            f"{variant} {braces(row['layers'])} (overlap {row['overlap']:.2f}; the former set then ranks "
-            f"{int(row['rank_before']):,} "
-            f"of {int(row['sets']):,})"
-            for variant, row in of.drop(index=ALL).iterrows()
-        ]
+        first, other = of.loc[ALL], of.drop(index=ALL)
         again = f", the same in {100 * first['same']:.0f} % of {int(first['replicates'])} redraws of the prompts"
-        held = again if first["replicates"] else ""
-        text.append(f"ELSI m=3 takes {braces(first['layers'])} from all positions{held}; {'; '.join(parts)}.")
-        values |= {f"{name}_overlap_{'_'.join(v.split()[:2])}": o for v, o in of["overlap"].drop(index=ALL).items()}
-    plain = alike[~alike["debiased"]].set_index("variant")
-    debiased = alike[alike["debiased"]].set_index("variant")
-    parts = [
-        f"{variant} {row['mean']:.2f}" + (f", debiased {debiased.loc[variant, 'mean']:.2f}" if variant in debiased.index else "")
-        for variant, row in plain.iterrows()
-    ]
-    text.append(f"Mean CKA between layers: {'; '.join(parts)}.")
+        text.append(f"ELSI m=3 takes {braces(first['layers'])} from all positions{again if first['replicates'] else ''}.")
+        if len(other):
+            low, high = int(other["rank_before"].min()), int(other["rank_before"].max())
+            moved = int((other["overlap"] < 1).sum())
+            text.append(
+                f"{moved} of {len(other)} ways to leave sinks out lead to another set, and there this one has place {low:,} to {high:,} "
+                f"of {int(first['sets']):,}."
+            )
+        values |= {f"{name}_overlap_{'_'.join(v.split()[:2])}": o for v, o in other["overlap"].items()}
+    mean = alike.set_index(["debiased", "variant"])["mean"]
+    parts = []
+    for debiased, estimator in ((False, "plain"), (True, "debiased")):
+        if (debiased, ALL) in mean.index and len(rest := mean[debiased].drop(index=ALL)):
+            parts.append(f"{mean[debiased, ALL]:.2f} to {rest.min():.2f}-{rest.max():.2f} ({estimator})")
+    if parts:
+        text.append(f"Mean CKA between layers goes from {' and from '.join(parts)}.")
     return text
 
 

@@ -159,6 +159,11 @@ def figure(data: pd.DataFrame) -> Figure:
         counts = data[(data["target"] == target) & (data["first_position"] == "kept") & (data["m"] == 3)]
         for size, groups in zip(counts["size"], counts["groups"], strict=True):
             top.annotate(str(groups), (size, 0.02), ha="center", va="bottom", fontsize=7.5, color=GREY)
+        if counts["size"].max() > PAPER:
+            for ax in (top, bottom):
+                ax.axvline(PAPER, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+            place = {"xytext": (-3, 0), "textcoords": "offset points", "ha": "right", "fontsize": 7.5, "color": GREY}
+            bottom.annotate("the paper's", (PAPER, 0.9), xycoords=("data", "axes fraction"), **place)
         top.set_title(target)
         top.set_ylim(0, 1.04)
         bottom.set_xscale("log")
