@@ -397,8 +397,8 @@ def _choice_words(chosen: pd.DataFrame, alike: pd.DataFrame, name: str, values: 
             low, high = int(other["rank_before"].min()), int(other["rank_before"].max())
             moved = int((other["overlap"] < 1).sum())
             text.append(
-                f"{moved} of {len(other)} ways to leave sinks out lead to another set, and there this one has place {low:,} to {high:,} "
-                f"of {int(first['sets']):,}."
+                f"{moved} of {len(other)} ways to leave sinks out lead to another set, and there this one has place {low:,} to "
+                f"{high:,} of {int(first['sets']):,}."
             )
         values |= {f"{name}_overlap_{'_'.join(v.split()[:2])}": o for v, o in other["overlap"].items()}
     mean = alike.set_index(["debiased", "variant"])["mean"]
