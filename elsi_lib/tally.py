@@ -238,7 +238,7 @@ def samples(groups: Sequence[Group], sizes: Sequence[int] = SIZES) -> pd.DataFra
     """ELSI's choices from disjoint groups of prompts of each size, and of all of them.
 
     Returns:
-        Columns as of :attr:`elsi_lib.survey.Survey.samples`.
+        Columns as :class:`~elsi_lib.survey.Survey` says of its ``samples``.
     """
     rows = []
     layers = groups[0].total.shape[1]
