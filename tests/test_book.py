@@ -74,6 +74,28 @@ def test_readme_table_names_every_notebook_and_nothing_else():
         assert (ROOT / target).exists(), target
 
 
+def test_a_notebook_is_run_again_when_what_it_reads_has_changed(workflow, tmp_path, monkeypatch):
+    import build_book
+
+    notebook = ROOT / "notebooks" / "02_pairs.ipynb"
+    results = tmp_path / "results"
+    monkeypatch.setattr(build_book, "ROOT", tmp_path)
+    monkeypatch.setattr(build_book, "COMMITTED", results)
+    for folder in ("elsi_lib", "data/paper", "results/one/tau", "results/one/survey"):
+        (tmp_path / folder).mkdir(parents=True)
+    files = ["requirements.lock", "elsi_lib/entropy.py", "data/paper/reported.csv", "results/one/fingerprint.safetensors"]
+    files += ["results/one/tau/steps.parquet", "results/one/survey/samples.csv"]
+    for name in [*files, "results/one/tau_entropy.png", "results/one/figure1.csv"]:
+        (tmp_path / name).write_text("as it was")
+    seen = [build_book._inputs_hash(notebook)]
+    for name in files:
+        (tmp_path / name).write_text("changed")
+        seen.append(build_book._inputs_hash(notebook))
+    assert len(set(seen)) == len(files) + 1
+    (tmp_path / "results/one/tau_entropy.png").write_text("a result of notebooks")
+    assert build_book._inputs_hash(notebook) == seen[-1]
+
+
 def test_sync_writes_only_what_changed(workflow, tmp_path):
     from build_book import sync
 

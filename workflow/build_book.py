@@ -144,8 +144,8 @@ def _inputs_hash(notebook: Path) -> str:
         digest.update(f"{cell.cell_type}\0{cell.source}\0".encode())
     library = (path for path in (ROOT / "elsi_lib").rglob("*") if path.suffix in (".py", ".toml"))
     fingerprints = (path for folder in (COMMITTED, RESULTS) for path in folder.rglob("fingerprint.safetensors"))
-    folders = [folder for root in (COMMITTED, RESULTS) for kind in ("tau*", "survey") for folder in root.glob(f"*/{kind}")]
-    made = (path for folder in folders for path in folder.iterdir() if path.is_file())
+    runs = (path for root in (COMMITTED, RESULTS) for kind in ("tau*", "survey") for path in root.glob(f"*/{kind}/*"))
+    made = (path for path in runs if path.is_file())
     for path in sorted([*library, *fingerprints, *made, *(ROOT / "data" / "paper").iterdir(), ROOT / "requirements.lock"]):
         digest.update(f"{path.relative_to(ROOT)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
