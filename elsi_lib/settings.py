@@ -16,6 +16,7 @@ from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.provenance import code_version
 
 PRESETS: dict[str, dict[str, int]] = tomllib.loads((Path(__file__).parent / "presets.toml").read_text(encoding="utf-8"))
+SMALLER: dict[str, dict[str, dict[str, int]]] = PRESETS.pop("smaller")  # target -> preset -> numbers that differ for this target
 EVALUATIONS = ("spec-bench", "own")
 DEFAULT_TARGET = "smollm2-135m-instruct"
 
@@ -87,10 +88,11 @@ class Settings:
         return cls(**{name: value for name, value in given.items() if name in known})
 
     def size(self, name: str) -> int:
-        """A number of the preset, see presets.toml, unless it was given."""
+        """A number of the preset, see presets.toml, or what it has for this target, unless it was given."""
         if name == "samples" and self.samples:
             return self.samples
-        return PRESETS[self.preset][name]
+        own = SMALLER.get(target_slug(self.target), {}).get(self.preset, {})
+        return own.get(name, PRESETS[self.preset][name])
 
     @property
     def run_name(self) -> str:

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,13 +88,42 @@ def test_a_notebook_is_run_again_when_what_it_reads_has_changed(workflow, tmp_pa
     files += ["results/one/tau/steps.parquet", "results/one/survey/samples.csv"]
     for name in [*files, "results/one/tau_entropy.png", "results/one/figure1.csv"]:
         (tmp_path / name).write_text("as it was")
-    seen = [build_book._inputs_hash(notebook)]
+    seen = [build_book._inputs_hash(notebook, build_book._shared_inputs())]
     for name in files:
         (tmp_path / name).write_text("changed")
-        seen.append(build_book._inputs_hash(notebook))
+        seen.append(build_book._inputs_hash(notebook, build_book._shared_inputs()))
     assert len(set(seen)) == len(files) + 1
     (tmp_path / "results/one/tau_entropy.png").write_text("a result of notebooks")
-    assert build_book._inputs_hash(notebook) == seen[-1]
+    assert build_book._inputs_hash(notebook, build_book._shared_inputs()) == seen[-1]
+
+
+def test_only_the_notebooks_that_changed_are_run(workflow, tmp_path, monkeypatch, capsys):
+    import build_book
+    import nbformat
+
+    def here(_, mp_context):
+        return ThreadPoolExecutor(1)
+
+    ran = []
+    monkeypatch.setattr(build_book, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(build_book, "ProcessPoolExecutor", here)
+    monkeypatch.setattr(build_book, "execute", lambda source, output: (ran.append(source.stem), output.write_text("outputs")))
+    sources = [tmp_path / "one.ipynb", tmp_path / "two.ipynb"]
+    for source in sources:
+        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")]), source)
+    (tmp_path / "done").mkdir()
+    build_book.execute_changed(sources, tmp_path / "done")
+    assert sorted(ran) == ["one", "two"]
+    monkeypatch.setattr(build_book, "ProcessPoolExecutor", None)  # nothing to run: no process is started
+    build_book.execute_changed(sources, tmp_path / "done")
+    assert "one.ipynb: nothing changed" in capsys.readouterr().out
+    monkeypatch.setattr(build_book, "ProcessPoolExecutor", here)
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 2")]), sources[1])
+    build_book.execute_changed(sources, tmp_path / "done")
+    assert ran[2:] == ["two"]
+    (tmp_path / "done" / "one.ipynb").unlink()
+    build_book.execute_changed(sources, tmp_path / "done")
+    assert ran[3:] == ["one"]
 
 
 def test_sync_writes_only_what_changed(workflow, tmp_path):

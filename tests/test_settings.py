@@ -9,7 +9,7 @@ from synthetic import fingerprint
 
 from elsi_lib import settings as module
 from elsi_lib.errors import ElsiError
-from elsi_lib.settings import PRESETS, Settings, find_fingerprint, is_current
+from elsi_lib.settings import PRESETS, SMALLER, Settings, find_fingerprint, is_current
 
 
 def notebook(**parameters):
@@ -24,6 +24,16 @@ def test_defaults_are_the_papers_and_the_embedded_target():
     assert PRESETS["cpu"]["samples"] == PRESETS["paper"]["samples"] == given.size("samples") == 200
     assert set(PRESETS) == {"quick", "cpu", "paper"}
     assert all(preset.keys() == PRESETS["cpu"].keys() for preset in PRESETS.values())
+
+
+def test_a_target_may_have_less_of_a_preset():
+    for target, own in SMALLER.items():
+        for preset, numbers in own.items():
+            assert 0 < len(numbers) < len(PRESETS[preset])
+            assert all(0 < number < PRESETS[preset][name] for name, number in numbers.items())
+            given = Settings(target=target, preset=preset)
+            assert {name: given.size(name) for name in PRESETS[preset]} == PRESETS[preset] | numbers
+            assert Settings(preset=preset).size(next(iter(numbers))) == PRESETS[preset][next(iter(numbers))]
 
 
 def test_a_notebooks_parameters():

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -108,40 +108,38 @@ def execute(source: Path, output: Path) -> None:
 
 
 def execute_changed(sources: list[Path], folder: Path) -> None:
-    """Run notebooks, several at a time, each with its share of the cores; none reads what another writes."""
+    """Run the notebooks whose cells, library or inputs differ from their last run, several at a time, each with its share of the
+    cores; none reads what another writes."""
+    shared = _shared_inputs()
+    stamps = {source: RESULTS / ".stamps" / source.stem for source in sources}  # who removes the results has the notebooks run again
+    inputs = {source: _inputs_hash(source, shared) for source in sources}
+    changed = []
+    for source, stamp in stamps.items():
+        if (folder / source.name).is_file() and stamp.is_file() and stamp.read_text() == inputs[source]:
+            print(f"{source.name}: nothing changed", flush=True)
+        else:
+            changed.append(source)
+    if not changed:
+        return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(cores, len(sources), AT_A_TIME)
+    workers = min(cores, len(changed), AT_A_TIME)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        running = [pool.submit(execute_if_changed, source, folder / source.name) for source in sources]
+        running = {pool.submit(execute, source, folder / source.name): source for source in changed}
         try:
-            for one in running:
+            for one in as_completed(running):
                 one.result()
+                stamp = stamps[running[one]]
+                stamp.parent.mkdir(parents=True, exist_ok=True)
+                stamp.write_text(inputs[running[one]])
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def execute_if_changed(source: Path, output: Path) -> None:
-    """Run a notebook unless its source, the library and its inputs are those of the last run."""
-    # Beside the results: whoever removes these has the notebook run again.
-    stamp = RESULTS / ".stamps" / source.stem
-    inputs = _inputs_hash(source)
-    if output.is_file() and stamp.is_file() and stamp.read_text() == inputs:
-        print(f"{source.name}: nothing changed", flush=True)
-        return
-    execute(source, output)
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    stamp.write_text(inputs)
-
-
-def _inputs_hash(notebook: Path) -> str:
-    """Hash of what a notebook's outputs follow from: cells, library, lock, reported values, committed and new measurements."""
-    import nbformat
-
+def _shared_inputs() -> str:
+    """Hash of what every notebook's outputs follow from: library, lock, reported values, committed and new measurements."""
     digest = hashlib.sha256()
-    for cell in nbformat.read(notebook, as_version=4).cells:
-        digest.update(f"{cell.cell_type}\0{cell.source}\0".encode())
     library = (path for path in (ROOT / "elsi_lib").rglob("*") if path.suffix in (".py", ".toml"))
     fingerprints = (path for folder in (COMMITTED, RESULTS) for path in folder.rglob("fingerprint.safetensors"))
     runs = (path for root in (COMMITTED, RESULTS) for kind in ("tau*", "survey") for path in root.glob(f"*/{kind}/*"))
@@ -149,6 +147,16 @@ def _inputs_hash(notebook: Path) -> str:
     for path in sorted([*library, *fingerprints, *made, *(ROOT / "data" / "paper").iterdir(), ROOT / "requirements.lock"]):
         digest.update(f"{path.relative_to(ROOT)}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _inputs_hash(notebook: Path, shared: str) -> str:
+    """Hash of a notebook's cells and of what all notebooks follow from."""
+    import nbformat
+
+    digest = hashlib.sha256(shared.encode())
+    for cell in nbformat.read(notebook, as_version=4).cells:
+        digest.update(f"{cell.cell_type}\0{cell.source}\0".encode())
     return digest.hexdigest()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 from page_agreements import agreements, tau_answer
 from page_costs import costs, fingerprints
-from page_parts import NOT_HERE, Origin, hardware, notebook_link, of_default, place, read_csv, read_passport
+from page_parts import NOT_HERE, Origin, hardware, notebook_link, of_default, place, read_csv, read_passport, second
 from page_questions import questions
 from page_serving import configs, launch, servable
 
@@ -42,6 +42,10 @@ NOTEBOOK_OF = {
     "tau_training": "06_table2",
     "tau_categories": "06_table2",
     "table3": "07_table3",
+    "table3_differences": "07_table3",
+    "table3_categories": "07_table3",
+    "table3_speed": "07_table3",
+    **{second(f"tau_{part}"): "07_table3" for part in ("differences", "entropy", "training", "categories")},
     "open_sink": "08_sink",
     "open_sink_choices": "08_sink",
     "open_sink_spectrum": "08_sink",
@@ -352,7 +356,7 @@ def _plain_terminal() -> dict[str, str]:
 
 def _artefact(name: str) -> str:
     """``figure 2``, ``table 2, differences``, ``tau, entropy``."""
-    head, _, part = name.partition("_")
+    head, _, part = name.rpartition("/")[2].partition("_")
     return re.sub(r"(?<=[a-z])(?=[0-9])", " ", head) + (f", {part}" if part else "")
 
 

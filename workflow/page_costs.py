@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from page_parts import NOT_HERE, Origin, hardware, of_default
+from page_parts import NOT_HERE, Origin, hardware, place
 
 from elsi_lib.catalogue import ASSETS, HubRepo
 from elsi_lib.report.words import markdown_table
@@ -51,20 +51,31 @@ def calibrations(origin: Origin) -> str:
 
 
 def stages(origin: Origin) -> str:
-    """Measured: seconds of each stage of the study behind table 2."""
-    path = origin.get(of_default("tau/passport.json"))
-    if path is None:
+    """Measured: seconds of each stage of the studies behind tables 2 and 3."""
+    found = [origin.get(place(f"{name}.csv").replace(f"{name}.csv", "tau/passport.json")) for name in ("table2", "table3")]
+    studies = [json.loads(path.read_text(encoding="utf-8")) for path in found if path]
+    if not studies:
         return f"**A study of tau**: {NOT_HERE}"
-    about = json.loads(path.read_text(encoding="utf-8"))
-    rows = []
-    for name, seconds in about["seconds"].items():
-        stage, _, setting = name.partition(" ")
-        rows.append((name.replace("=", " = "), STAGES.get(stage, ""), f"{seconds:,.0f}"))
-    rows.append(("**all**", "", f"{sum(about['seconds'].values()):,.0f}"))
-    training, evaluation = about["training"], about["evaluation"]
-    what = f"{training['texts']:,} answers, {training['tokens']:,} tokens, for training; {evaluation['questions']:,} questions"
-    title = f"**A study of tau**, {about['target']['name']}, measured on {hardware(about)}: {what}"
-    return f"{title}\n\n{markdown_table(('stage', 'what it does', 'seconds'), rows, right=(2,))}"
+    names = list(dict.fromkeys(name for about in studies for name in about["seconds"]))
+    rows = [
+        (name.replace("=", " = "), STAGES.get(name.partition(" ")[0], ""), *(_seconds(about["seconds"].get(name)) for about in studies))
+        for name in names
+    ]
+    rows.append(("**all**", "", *(_seconds(sum(about["seconds"].values())) for about in studies)))
+    whats = []
+    for about in studies:
+        training, evaluation = about["training"], about["evaluation"]
+        whats.append(
+            f"{about['target']['name']} on {hardware(about)}: {training['texts']:,} answers, {training['tokens']:,} tokens, for training; "
+            f"{evaluation['questions']:,} questions, answers of at most {evaluation['max_new_tokens']} tokens"
+        )
+    heads = ("stage", "what it does", *(f"{about['target']['name']}, seconds" for about in studies))
+    table = markdown_table(heads, rows, right=range(2, len(heads)))
+    return f"**Studies of tau**, measured. {'. '.join(whats)}.\n\n{table}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:,.0f}"
 
 
 def estimate() -> str:

@@ -24,8 +24,15 @@ def of_default(name: str) -> str:
     return f"{Settings().run_name}/{name}"
 
 
+def second(name: str) -> str:
+    """An artefact of table 3's target that table 2's has under the same name."""
+    return f"{Settings().for_target(TARGET_OF['table3']).run_name}/{name}"
+
+
 def place(file: str) -> str:
-    """Where a file of an artefact lies below data/results."""
+    """Where a file of an artefact lies below data/results; a name with its folder stays as it is."""
+    if "/" in file:
+        return file
     target = TARGET_OF.get(file.partition(".")[0].partition("_")[0])
     return f"{Settings().for_target(target).run_name}/{file}" if target else of_default(file)
 

@@ -12,6 +12,7 @@ from elsi_lib.report.findings import Finding
 from elsi_lib.report.study import AGAIN, BASELINE, LOOKUP, NORMED, PLAIN, Results, in_order
 from elsi_lib.report.tau_markdown import setting_name
 from elsi_lib.report.tau_tables import ABOVE, BELOW, OPEN, SAME, headline, overall, settings_of
+from elsi_lib.report.words import braces
 
 ELSI = "ELSI m=3"
 
@@ -26,8 +27,8 @@ def main(data: pd.DataFrame, results: Results, table: str) -> Finding:
     drafts, served = trained["draft"].nunique(), ", ".join(in_order(trained.index[trained["draft"] == best["draft"]]))
     lines = [
         f"**{results.target}**, {results.prompts}, {setting_name(setting)}: of {drafts} trained drafts that of {served}, "
-        f"{_braces(best['layers'])}, has the highest pooled tau, {_with_interval(best)}, and that of {worst.name}, "
-        f"{_braces(worst['layers'])}, the least, {_with_interval(worst)}."
+        f"{braces(best['layers'])}, has the highest pooled tau, {_with_interval(best)}, and that of {worst.name}, "
+        f"{braces(worst['layers'])}, the least, {_with_interval(worst)}."
     ]
     winners = {s: _at(measured[measured["draft"] != ""], s).sort_values("tau").iloc[-1]["draft"] for s in settings_of(measured)}
     same = sum(winner == best["draft"] for winner in winners.values())
@@ -293,10 +294,6 @@ def _with_interval(row: pd.Series) -> str:
 
 def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"= {value:.3f}"
-
-
-def _braces(layers: str) -> str:
-    return "{" + layers.replace(" ", ", ") + "}"
 
 
 def _key(method: str) -> str:

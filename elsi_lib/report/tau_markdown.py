@@ -9,6 +9,7 @@ import pandas as pd
 
 from elsi_lib.report.study import EXTRAS, LOOKUP, PLAIN, Results, groups_in
 from elsi_lib.report.tau_tables import headline, overall, settings_of
+from elsi_lib.report.words import braces
 
 
 def main_markdown(data: pd.DataFrame, results: Results) -> str:
@@ -41,7 +42,7 @@ def _main_block(data: pd.DataFrame, methods: list[str], settings: list[tuple[int
         row = of.iloc[0]
         taus = {(int(r.nodes), float(r.temperature)): f"{r.tau:.3f} {_interval(r.low, r.high, 3)}" for r in of.itertuples()}
         size = "" if pd.isna(row["parameters"]) or not row["parameters"] else f"{row['parameters'] / 1e6:.1f} M"
-        cells = [method, _braces(row["layers"]), _number(row["entropy"], 3), size, _number(row["loss"], 3)]
+        cells = [method, braces(row["layers"]) if row["layers"] else "", _number(row["entropy"], 3), size, _number(row["loss"], 3)]
         lines.append(_line([*cells, *(taus.get(s, "") for s in settings)]))
     return f"{title}\n\n" + "\n".join(lines)
 
@@ -159,7 +160,3 @@ def _whole(value: float) -> str:
 
 def _p(value: float) -> str:
     return "" if pd.isna(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _braces(layers: str) -> str:
-    return "{" + layers.replace(" ", ", ") + "}" if layers else ""
