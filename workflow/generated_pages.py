@@ -61,6 +61,7 @@ NOTEBOOK_OF = {
     "open_criteria_sets": "12_criteria",
     "open_criteria_agreement": "12_criteria",
     "open_criteria_tau": "12_criteria",
+    second("open_criteria_tau"): "12_criteria",
     "open_submodularity": "13_submodularity",
     "open_submodularity_searches": "13_submodularity",
     "open_submodularity_guarantees": "13_submodularity",

@@ -56,18 +56,19 @@ def stages(origin: Origin) -> str:
     studies = [json.loads(path.read_text(encoding="utf-8")) for path in found if path]
     if not studies:
         return f"**A study of tau**: {NOT_HERE}"
-    names = list(dict.fromkeys(name for about in studies for name in about["seconds"]))
-    rows = [
-        (name.replace("=", " = "), STAGES.get(name.partition(" ")[0], ""), *(_seconds(about["seconds"].get(name)) for about in studies))
-        for name in names
-    ]
+    order = list(STAGES)
+    names = sorted({name for about in studies for name in about["seconds"]}, key=lambda name: (order.index(name.split()[0]), name))
+    rows = []
+    for name in names:
+        took = [_seconds(about["seconds"].get(name)) for about in studies]
+        rows.append((name.replace("=", " = "), STAGES[name.split()[0]], *took))
     rows.append(("**all**", "", *(_seconds(sum(about["seconds"].values())) for about in studies)))
     whats = []
     for about in studies:
         training, evaluation = about["training"], about["evaluation"]
         whats.append(
-            f"{about['target']['name']} on {hardware(about)}: {training['texts']:,} answers, {training['tokens']:,} tokens, for training; "
-            f"{evaluation['questions']:,} questions, answers of at most {evaluation['max_new_tokens']} tokens"
+            f"{about['target']['name']} on {hardware(about)}: {training['texts']:,} answers, {training['tokens']:,} tokens, for "
+            f"training; {evaluation['questions']:,} questions, answers of at most {evaluation['max_new_tokens']} tokens"
         )
     heads = ("stage", "what it does", *(f"{about['target']['name']}, seconds" for about in studies))
     table = markdown_table(heads, rows, right=range(2, len(heads)))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from page_parts import Origin, notebook_link, read_csv, read_passport
+from page_parts import Origin, notebook_link, read_csv, read_passport, second
 
 Values = Mapping[str, float]
 
@@ -121,18 +121,24 @@ def _paragraph(question: Question, origin: Origin) -> str:
 
 
 def _foretelling(origin: Origin) -> str:
-    """The highest rank correlation of any criterion with measured tau, and what it would need."""
-    data, title = read_csv("open_criteria_tau.csv", origin), notebook_link("Does another criterion foretell tau?", "12_criteria")
-    if data is None:
-        return f"**{title}** *Not run here.*"
-    of = data[(data["sets"] != "three layers") & (data["nodes"] == data["nodes"].max())]
-    best = of.loc[of["rho"].idxmax()]
-    shown = int((of["p_holm"] < 0.05).sum())
-    own = of[of["criterion"] == "entropy"]
-    text = (
-        f"Of {len(of)} criteria {shown or 'none'} is shown to foretell tau over {int(best['n'])} trained sets, after Holm's correction"
-    )
-    if len(own):
-        text += f": matrix entropy has a rank correlation of {own['rho'].iloc[0]:+.2f}, the highest is {best['rho']:+.2f}"
-        text += f" (p = {best['p']:.2f} before the correction)"
-    return f"**{title}** {text}."
+    """For each target the highest rank correlation of any criterion with measured tau, and whether it is shown."""
+    title = notebook_link("Does another criterion foretell tau?", "12_criteria")
+    lines = []
+    for name in ("open_criteria_tau", second("open_criteria_tau")):
+        data, passport = read_csv(f"{name}.csv", origin), read_passport(name, origin)
+        if data is None or passport is None:
+            continue
+        of = data[(data["sets"] != "three layers") & (data["nodes"] == data["nodes"].max())]
+        of = of[of["temperature"] == of["temperature"].min()]
+        best = of.loc[of["rho"].idxmax()]
+        shown = int((of["p_holm"] < 0.05).sum())
+        text = (
+            f"On {passport['inputs'][0]['target']}, over {int(best['n'])} trained sets, {shown or 'none'} of {len(of)} criteria "
+            f"{'are' if shown > 1 else 'is'} shown to foretell tau, after Holm's correction"
+        )
+        own = of[of["criterion"] == "entropy"]
+        if len(own):
+            text += f": matrix entropy has a rank correlation of {own['rho'].iloc[0]:+.2f}, the highest is {best['rho']:+.2f}"
+            text += f" (p = {best['p']:.2f} before the correction)"
+        lines.append(f"{text}.")
+    return f"**{title}** {' '.join(lines) or '*Not run here.*'}"

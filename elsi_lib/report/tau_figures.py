@@ -98,15 +98,16 @@ def _limits(shown: pd.DataFrame) -> tuple[float, float]:
 def _forest_row(ax: Axes, y: int, row: pd.Series, left: float, right: float) -> None:
     color, marker = _look(row.name)
     decided = row["verdict"] in (ABOVE, BELOW)
-    value = row["difference"]
-    if not left < value < right:
-        at, sign = (left, 1) if value <= left else (right, -1)
-        ax.plot(at, y, marker="<" if sign == 1 else ">", color=color, markersize=5, clip_on=False)
+    value, ends = row["difference"], [x for x in (row["low"], row["high"]) if np.isfinite(x)]
+    if not left < min([value, *ends]) or not max([value, *ends]) < right:
+        at, sign = (left, 1) if value < (left + right) / 2 else (right, -1)
+        face = color if decided else "white"
+        ax.plot(at, y, marker="<" if sign == 1 else ">", color=color, markerfacecolor=face, markersize=5, clip_on=False)
         align = "left" if sign == 1 else "right"
         ax.annotate(f"{value:+.2f}", (at, y), (7 * sign, 0), textcoords="offset points", ha=align, va="center", color=color)
         return
-    if np.isfinite(row["low"]):
-        ax.hlines(y, max(row["low"], left), min(row["high"], right), color=color, linewidth=1.4)
+    if ends:
+        ax.hlines(y, row["low"], row["high"], color=color, linewidth=1.4)
     ax.plot(value, y, marker=marker, markersize=5, color=color, markerfacecolor=color if decided else "white")
 
 
@@ -128,20 +129,28 @@ def entropy_figure(data: pd.DataFrame, rho: pd.DataFrame) -> Figure:
     every = rho[rho["sets"] == "all"].set_index(["nodes", "temperature"])
     sizes = {1: 4.0, 2: 5.5}
     for ax, setting in zip(axes.flat, settings, strict=False):
-        for row in data[(data["nodes"] == setting[0]) & (data["temperature"] == setting[1])].itertuples():
+        of = data[(data["nodes"] == setting[0]) & (data["temperature"] == setting[1])]
+        # These two are near one another on most targets: the name of the lower one goes below or beside it.
+        pair = of[of["method"].isin([BASELINE, "ELSI m=3"])]
+        lower = pair.loc[pair["tau"].idxmin(), "method"] if len(pair) > 1 else ""
+        for row in of.itertuples():
             color, marker = _look(row.method)
             about = {"color": color, "marker": marker, "markersize": sizes.get(row.size, 7.0), "linestyle": ""}
             if np.isfinite(row.low):
                 ax.vlines(row.entropy, row.low, row.high, color=color, linewidth=0.9, alpha=0.6)
             ax.plot(row.entropy, row.tau, **about)
             if row.method in (BASELINE, "ELSI m=3", "lowest"):
-                below = row.method == "ELSI m=3"  # near EAGLE-3 on most targets: their names would meet
-                end = row.low if below else row.high
-                align = "right" if row.entropy > data["entropy"].quantile(0.85) else "center"
+                below = row.method == lower
+                edge = row.entropy > data["entropy"].quantile(0.85)
+                if below and not edge:
+                    place, shift, align = row.tau, (5, -1), "left"
+                else:
+                    end = row.low if below else row.high
+                    place, shift = (end if np.isfinite(end) else row.tau), (0, -2 if below else 2)
+                    align = "right" if edge else "center"
                 ax.annotate(
-                    row.method, (row.entropy, end if np.isfinite(end) else row.tau), (0, -2 if below else 2),
-                    textcoords="offset points", ha=align, va="top" if below else "bottom",
-                )  # fmt: skip
+                    row.method, (row.entropy, place), shift, textcoords="offset points", ha=align, va="top" if below else "bottom"
+                )
         found = every.loc[setting]
         told = "" if np.isnan(found["rho"]) else rf": $\rho$ = {found['rho']:+.2f}, n = {int(found['n'])}"
         ax.set_title(f"{setting_name(setting)}{told}")

@@ -86,15 +86,16 @@ def test_a_criterion_that_is_tau_foretells_it(study, deep):
     assert row["n"] == 7 and row["rho"] == pytest.approx(1)
     assert row["p"] == pytest.approx(2 / math.factorial(7)) and row["p_holm"] >= row["p"]
     assert row["low"] <= row["rho"] and row["high"] <= 1
-    found = criteria.tau_finding(told)
-    assert "Some criterion foretells tau here" in found.text and found.values["open_criteria_tau_three_n"] == 7
+    found = criteria.tau_finding(told, "deep", "table3")
+    assert "Some criterion foretells tau here** (deep, 60 nodes, T = 0)" in found.text and "[table 3](#table3-differences)" in found.text
+    assert found.values["open_criteria_table3_three_n"] == 7
     assert len(criteria.tau_figure(told).axes) == 2
     single = told[(told["criterion"] == "dispersion") & (told["sets"] == criteria.ALL_SETS)]
     assert (single["n"] == 8).all()  # two sets are single layers
 
 
 def test_without_a_study_it_says_so():
-    assert "No tau" in criteria.tau_finding(None).text
+    assert "No tau of deep was measured" in criteria.tau_finding(None, "deep").text
 
 
 def test_the_correlation_that_few_sets_need():

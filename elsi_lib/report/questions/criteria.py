@@ -422,17 +422,19 @@ def across_targets(alike: pd.DataFrame) -> Finding:
     return Finding(text, agreement_alt(alike), values)
 
 
-def tau_finding(told: pd.DataFrame | None) -> Finding:
+def tau_finding(told: pd.DataFrame | None, target: str, table: str = "table2") -> Finding:
     """Which criterion foretells tau, and how little so few sets can say.
 
     Args:
         told: from :func:`foretelling`; None where no tau of this target was measured.
+        target: its name.
+        table: ``table2`` or ``table3``, where its tau stands; the names of the values begin with it.
     """
     if told is None:
-        text = "No tau of this target was measured, so no criterion can be set beside it."
+        text = f"No tau of {target} was measured, so no criterion can be set beside it."
         return Finding(text, text)
     shown, values, lines = _headline(told), {}, []
-    place = f"at {int(shown['nodes'].iloc[0])} nodes, T = {shown['temperature'].iloc[0]:g}"
+    place = f"{target}, {int(shown['nodes'].iloc[0])} nodes, T = {shown['temperature'].iloc[0]:g}"
     for kind, words in ((FEW, "sets of three layers"), (ALL_SETS, "measured sets of any size")):
         of = shown[(shown["sets"] == kind) & shown["rho"].notna()].set_index("criterion")
         if of.empty:
@@ -448,7 +450,7 @@ def tau_finding(told: pd.DataFrame | None) -> Finding:
             f"{NAMES[last]} ({of.loc[last, 'rho']:+.2f}). "
             + (f"Decided: {', '.join(NAMES[name] for name in decided.index)}." if len(decided) else "None is decided.")
         )
-        key = "open_criteria_tau_three" if kind == FEW else "open_criteria_tau_all"
+        key = f"open_criteria_{table}_{'three' if kind == FEW else 'all'}"
         values |= {f"{key}_entropy": own["rho"], f"{key}_entropy_p": own["p"]}
         values |= {f"{key}_highest": of["rho"].max(), f"{key}_n": of["n"].max()}
     if not lines:
@@ -463,7 +465,7 @@ def tau_finding(told: pd.DataFrame | None) -> Finding:
         f"{head} ({place}).\n\n" + "\n".join(lines) + f"\n\nWith {int(few)} sets of three a rank correlation has to reach about "
         f"{_needed(int(few)):.2f} to have p < 0.05 for one criterion alone, and more for the best of many. The sets were not "
         f"drawn at random, "
-        f"each was trained once, and training again moves tau too ([table 2](#table2-differences)). Over the {len(signs)} "
+        f"each was trained once, and training again moves tau too ([{table[:5]} {table[5:]}](#{table}-differences)). Over the {len(signs)} "
         f"settings S₁'s correlation over "
         f"all measured sets goes from {signs.min():+.2f} to {signs.max():+.2f}. Sets of different size differ in more than "
         f"their layers, so a "
