@@ -464,12 +464,10 @@ def tau_finding(told: pd.DataFrame | None, target: str, table: str = "table2") -
     text = (
         f"{head} ({place}).\n\n" + "\n".join(lines) + f"\n\nWith {int(few)} sets of three a rank correlation has to reach about "
         f"{_needed(int(few)):.2f} to have p < 0.05 for one criterion alone, and more for the best of many. The sets were not "
-        f"drawn at random, "
-        f"each was trained once, and training again moves tau too ([{table[:5]} {table[5:]}](#{table}-differences)). Over the {len(signs)} "
-        f"settings S₁'s correlation over "
-        f"all measured sets goes from {signs.min():+.2f} to {signs.max():+.2f}. Sets of different size differ in more than "
-        f"their layers, so a "
-        f"correlation over all of them is also one with size."
+        f"drawn at random, each was trained once, and training again moves tau too ([{table[:5]} {table[5:]}](#{table}-differences)). "
+        f"Over the {len(signs)} settings S₁'s correlation over all measured sets goes from {signs.min():+.2f} to "
+        f"{signs.max():+.2f}. Sets of different size differ in more than their layers, so a correlation over all of them is also "
+        f"one with size."
     )
     return Finding(text, "Rank correlation of each criterion with tau. " + plain(text), values)
 
