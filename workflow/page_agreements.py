@@ -11,7 +11,7 @@ from page_parts import NOT_HERE, Origin, notebook_link, place, read_csv, read_pa
 
 from elsi_lib.report.tables import reported
 from elsi_lib.report.tau_measures import rank_correlation
-from elsi_lib.report.words import markdown_table
+from elsi_lib.report.words import markdown_table, p_value
 
 AGREES, DISAGREES, PARTLY, OPEN, NOT_RUN = "agrees", "disagrees", "partly", "not decided", "not run here"
 THIRDS = ("early", "middle", "late")
@@ -61,7 +61,7 @@ def tau_answer(origin: Origin) -> str:
         lines.append(
             f"On **{measured['target'].iloc[0]}** {bought}: tau of the draft on ELSI's set of three is {_percent(of)} from that on "
             f"EAGLE-3's (trees of {nodes} nodes, T = {temperature:g}, 95 % interval over {int(of['questions'])} questions), and over "
-            f"{sets} layer sets entropy and tau have a rank correlation of {rho:+.2f} (p = {p:.2f})."
+            f"{sets} layer sets entropy and tau have a rank correlation of {rho:+.2f} ({p_value(p)})."
         )
     return " ".join(lines) or NOT_HERE
 
@@ -318,7 +318,7 @@ def _tau_claims(name: str, label: str, measured: pd.DataFrame | None, temperatur
             if at == temperature:
                 rho, p, sets = _correlation(measured, nodes, at)
                 parts.append(OPEN if not p < LEVEL else AGREES if rho > 0 else DISAGREES)
-                words.append(f"{nodes} nodes {rho:+.2f} (p = {p:.2f})")
+                words.append(f"{nodes} nodes {rho:+.2f} ({p_value(p)})")
         words = [f"rank correlation over {sets} sets: {'; '.join(words)}"]
     add("sets of higher entropy have a higher tau", "shown as a correlation, size not known", parts, *words)
     return found

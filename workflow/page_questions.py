@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from page_parts import Origin, notebook_link, read_csv, read_passport, second
 
+from elsi_lib.report.words import p_value
+
 Values = Mapping[str, float]
 
 
@@ -139,6 +141,6 @@ def _foretelling(origin: Origin) -> str:
         own = of[of["criterion"] == "entropy"]
         if len(own):
             text += f": matrix entropy has a rank correlation of {own['rho'].iloc[0]:+.2f}, the highest is {best['rho']:+.2f}"
-            text += f" (p = {best['p']:.2f} before the correction)"
+            text += f" ({p_value(best['p'])} before the correction)"
         lines.append(f"{text}.")
     return f"**{title}** {' '.join(lines) or '*Not run here.*'}"

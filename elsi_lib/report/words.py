@@ -20,6 +20,11 @@ def markdown_table(heads: Iterable[str], rows: Iterable[Iterable[Any]], right: I
     return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
+def p_value(p: float) -> str:
+    """``p = 0.03``, ``p = 0.004``, ``p < 0.001``: two digits behind the point, three below 0.01."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.{3 if p < 0.01 else 2}f}"
+
+
 def plain(markdown: str) -> str:
     """Markdown as one line for an alternative text: no emphasis, no list marks, no math signs; of a link its words."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)

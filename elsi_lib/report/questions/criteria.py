@@ -24,7 +24,7 @@ from elsi_lib.report.study import Results
 from elsi_lib.report.tau import holm
 from elsi_lib.report.tau_measures import entropy_against_tau, rank_correlation
 from elsi_lib.report.tau_tables import averages
-from elsi_lib.report.words import braces, markdown_table, plain
+from elsi_lib.report.words import braces, markdown_table, p_value, plain
 
 # Column of a score -> how figures and sentences call it.
 NAMES = {
@@ -330,7 +330,7 @@ def tau_figure(data: pd.DataFrame) -> Figure:
             ax.hlines(y, row["low"], row["high"], color=color, linewidth=1.3)
             face = color if row["p_holm"] < 0.05 else "white"
             ax.plot(row["rho"], y, linestyle="", marker="o", markersize=5.5, color=color, markerfacecolor=face, zorder=3)
-            ax.annotate(f"p = {row['p']:.2f}", (1.06, y), ha="left", va="center", fontsize=8, color="0.35", annotation_clip=False)
+            ax.annotate(p_value(row["p"]), (1.06, y), ha="left", va="center", fontsize=8, color="0.35", annotation_clip=False)
         sizes = of["n"].max() if len(of) else 0
         title = "sets of three layers" if kind == FEW else "all measured sets"
         ax.set_title(f"{title} ({int(sizes)})")
@@ -444,8 +444,8 @@ def tau_finding(told: pd.DataFrame | None, target: str, table: str = "table2") -
         lines.append(
             f"- {int(of['n'].max())} {words}: S₁ has a rank correlation with τ of {own['rho']:+.2f} ({own['low']:+.2f} to "
             f"{own['high']:+.2f} "
-            f"over questions, p = {own['p']:.2f} by permutation); the highest is {NAMES[first]} ({of.loc[first, 'rho']:+.2f}, "
-            f"p = {of.loc[first, 'p']:.2f}, {of.loc[first, 'p_holm']:.2f} after Holm's correction over {len(of)} criteria), "
+            f"over questions, {p_value(own['p'])} by permutation); the highest is {NAMES[first]} ({of.loc[first, 'rho']:+.2f}, "
+            f"{p_value(of.loc[first, 'p'])}, {p_value(of.loc[first, 'p_holm'])} after Holm's correction over {len(of)} criteria), "
             f"the lowest "
             f"{NAMES[last]} ({of.loc[last, 'rho']:+.2f}). "
             + (f"Decided: {', '.join(NAMES[name] for name in decided.index)}." if len(decided) else "None is decided.")
