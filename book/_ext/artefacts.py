@@ -37,14 +37,15 @@ def add_links(app, doctree: nodes.document) -> None:
         if not LISTED.fullmatch(text):
             continue
         name = Path(next(file for file in text.split(", ") if file.endswith(".json"))).stem
-        if name not in runs:
+        if not runs.get(name):
             logger.warning(f"{docname}: {name} is not what lies in data/results: run the notebook again", location=bundle)
             continue
-        alt = json.loads((Path(app.srcdir) / runs[name] / f"{name}.json").read_text(encoding="utf-8")).get("alt")
+        run = runs[name].pop(0)
+        alt = json.loads((Path(app.srcdir) / run / f"{name}.json").read_text(encoding="utf-8")).get("alt")
         for image in bundle.findall(nodes.image):
             image["alt"] = " ".join(alt.split())
         shown = bundle.parent if isinstance(bundle.parent, nodes.figure) else bundle
-        _after(shown, _links(app, docname, runs[name], name, text.split(", ")))
+        _after(shown, _links(app, docname, run, name, text.split(", ")))
     for figure in list(doctree.findall(nodes.figure)):
         uri = next((Path(image["uri"]) for image in figure.findall(nodes.image) if image.get("uri")), Path())
         if uri.is_relative_to(RESULTS):
@@ -78,23 +79,29 @@ def _links(app, docname: str, folder: Path, name: str, files: list[str]) -> node
     return line
 
 
-def _runs(app, docname: str) -> dict[str, Path]:
-    """Artefact -> folder of its files below the sources, for the outputs of a notebook."""
+def _runs(app, docname: str) -> dict[str, list[Path]]:
+    """Artefact -> folders of its files below the sources, one for each output of a notebook that shows it, in their order."""
     notebook = Path(app.env.doc2path(docname))
     if notebook.suffix != ".ipynb":
         return {}
-    shown = set()
-    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
-        for data in (output.get("data", {}) for output in cell.get("outputs", [])):
-            if "image/png" in data:
-                shown.add(hashlib.sha256(base64.b64decode("".join(data["image/png"]))).hexdigest())
-            elif "text/markdown" in data:
-                shown.add(hashlib.sha256("".join(data["text/markdown"]).encode()).hexdigest())
-    found = {}
+    folders: dict[str, list[tuple[str, Path]]] = {}
     for passport in sorted((Path(app.srcdir) / RESULTS).glob("*/*.json")):
         about = json.loads(passport.read_text(encoding="utf-8"))
-        if isinstance(about, dict) and shown & set(about.get("files", {}).values()):
-            found[passport.stem] = passport.parent.relative_to(app.srcdir)
+        for sha in about.get("files", {}).values() if isinstance(about, dict) else ():
+            folders.setdefault(sha, []).append((passport.stem, passport.parent.relative_to(app.srcdir)))
+    found: dict[str, list[Path]] = {}
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        for data in (output.get("data", {}) for output in cell.get("outputs", [])):
+            shown = b""
+            if "image/png" in data:
+                shown = base64.b64decode("".join(data["image/png"]))
+            elif "text/markdown" in data:
+                shown = "".join(data["text/markdown"]).encode()
+            listed = "".join(data.get("text/plain", ""))
+            for name, folder in folders.get(hashlib.sha256(shown).hexdigest(), []):
+                if f"{name}.json" in listed.split(", "):
+                    found.setdefault(name, []).append(folder)
+                    break
     return found
 
 

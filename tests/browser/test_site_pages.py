@@ -96,6 +96,16 @@ def test_no_markup_is_left_in_the_text(site, name):
     assert not left
 
 
+def test_an_artefact_of_either_target_has_its_own_words_and_files(site):
+    page = parsed(site / "notebooks/12_criteria.html")
+    shown = [image for image in page.find_all("img") if image.get("alt", "").startswith("Rank correlation of each criterion with tau")]
+    assert len(shown) == 2
+    for image, target in zip(shown, ("smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct"), strict=True):
+        assert target in image["alt"]
+        files = image.find_parent("figure").find_next("p", class_="artefact-files")
+        assert {Path(link["href"]).parent.name for link in files.find_all("a")} == {target}
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_figures_and_tables_offer_their_files(site, name):
     page = parsed(site / f"{name}.html")
