@@ -92,3 +92,13 @@ def test_finding_and_figure_also_where_eagle3_collides():
     assert "collide" in readings.finding(data, readings.combinations([shallow])).text
     both = pd.concat([DATA, data.assign(target="shallow")], ignore_index=True)
     assert readings.figure(both, readings.distances(both)) and "nan" not in readings.table(both)
+
+
+def test_rounding_decides_no_place():
+    """Two readings that differ in the level alone are equally near without it, whatever a processor's last digits are."""
+    rows = [("first", 0.1, 0.1), ("second", 0.1 - 1e-13, 0.2), ("third", 0.1 - 1e-13, 0.1)]
+    apart = pd.DataFrame([{**dict.fromkeys(readings.PARTS, 0.0), "reading": n, "ratio_part": r, "level_part": v} for n, r, v in rows])
+    apart["distance"] = apart[list(readings.PARTS)].sum(axis=1)
+    joined = readings.mean_distances(apart)
+    assert list(joined.index) == ["first", "third", "second"]
+    assert readings._robust(joined) == "It stays the nearest whichever part of the distance is left out."

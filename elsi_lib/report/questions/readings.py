@@ -179,9 +179,14 @@ def distances(data: pd.DataFrame, last_weight: float = LAST_WEIGHT) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
+_DIGITS = 9  # of a distance: what differs behind them is rounding, which processors do differently
+
+
 def mean_distances(apart: pd.DataFrame) -> pd.DataFrame:
-    """Mean over targets and reported targets: index reading, columns the parts and distance, nearest first."""
-    return apart.groupby("reading", sort=False)[[*PARTS, "distance"]].mean().sort_values("distance", kind="stable")
+    """Mean over targets and reported targets: index reading, columns the parts and distance, nearest first; of readings as near as
+    one another, but for rounding, the one that came first."""
+    found = apart.groupby("reading", sort=False)[[*PARTS, "distance"]].mean()
+    return found.sort_values("distance", kind="stable", key=lambda distance: distance.round(_DIGITS))
 
 
 def nearest_table(joined: pd.DataFrame, rows: int = 10) -> str:
@@ -428,7 +433,7 @@ def _excluded(joined: pd.DataFrame, limit: float) -> str:
 def _robust(joined: pd.DataFrame) -> str:
     """The nearest reading when one part of the distance is left out."""
     names = {"ratio_part": "the ratio", "level_part": "the level", "peak_part": "the peak", "last_part": "the last layer"}
-    other = {part: (joined["distance"] - joined[part]).idxmin() for part in PARTS}
+    other = {part: (joined["distance"] - joined[part]).round(_DIGITS).idxmin() for part in PARTS}  # the first of equals
     changed = [f"without {names[part]} *{name}*" for part, name in other.items() if name != joined.index[0]]
     if not changed:
         return "It stays the nearest whichever part of the distance is left out."
