@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
-from page_parts import NOT_HERE, Origin, notebook_link, place, read_csv, read_passport
+from page_parts import NOT_HERE, Origin, notebook_link, read_csv, read_passport, study_passport
 
 from elsi_lib.report.tables import reported
 from elsi_lib.report.tau_measures import rank_correlation
@@ -364,7 +364,7 @@ def _paired(name: str, method: str, base: str, temperature: float, of: pd.DataFr
     from elsi_lib.report.tau import compare
     from elsi_lib.report.tau_tables import RESAMPLES
 
-    path = origin.get(place(f"{name}.csv").replace(f"{name}.csv", "tau/passport.json"))
+    path = study_passport(name, origin)
     if path is None:
         return None
     try:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from page_parts import NOT_HERE, Origin, hardware, place
+from page_parts import NOT_HERE, Origin, hardware, study_passport
 
 from elsi_lib.catalogue import ASSETS, HubRepo
 from elsi_lib.report.words import markdown_table
@@ -52,7 +52,7 @@ def calibrations(origin: Origin) -> str:
 
 def stages(origin: Origin) -> str:
     """Measured: seconds of each stage of the studies behind tables 2 and 3."""
-    found = [origin.get(place(f"{name}.csv").replace(f"{name}.csv", "tau/passport.json")) for name in ("table2", "table3")]
+    found = [study_passport(table, origin) for table in ("table2", "table3")]
     studies = [json.loads(path.read_text(encoding="utf-8")) for path in found if path]
     if not studies:
         return f"**A study of tau**: {NOT_HERE}"

@@ -37,6 +37,11 @@ def place(file: str) -> str:
     return f"{Settings().for_target(target).run_name}/{file}" if target else of_default(file)
 
 
+def study_passport(table: str, origin: Origin) -> Path | None:
+    """The passport of the study that table 2 or 3 was made of."""
+    return origin.get(f"{place(table).rpartition('/')[0]}/tau/passport.json")
+
+
 def read_csv(name: str, origin: Origin) -> pd.DataFrame | None:
     path = origin.get(place(name))
     return pd.read_csv(path, dtype={"layers": str, "depth": str}) if path else None
