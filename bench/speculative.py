@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from elsi_lib.live import TREES
 from elsi_lib.speculative.answers import Answers, load_answers, record, training_texts
 from elsi_lib.speculative.checkpoint import load_draft
 from elsi_lib.speculative.decode import Decoder
@@ -31,7 +32,6 @@ from elsi_lib.speculative.generate import Request, generate
 from elsi_lib.speculative.packing import packed
 from elsi_lib.speculative.replay import PROMPT_LOOKUP, replay
 from elsi_lib.speculative.vocabulary import DraftVocabulary
-from elsi_lib.study import TREES
 from elsi_lib.targets import Target, load_target
 
 MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product_flash_attention_for_cpu")

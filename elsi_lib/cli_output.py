@@ -325,7 +325,7 @@ def counting(what: str, unit: str) -> Iterator[Any]:
 
 
 def training_plan(plan: Any, sets: list[tuple[int, ...]]) -> None:
-    """What :func:`elsi_lib.study.plan_training` expects."""
+    """What :func:`elsi_lib.plan.plan_training` expects."""
     _facts([
         ("layer sets", "; ".join(map(_layers, sets))),
         ("prompts", f"{plan.prompts:,} of {plan.prompt_tokens:,} tokens"),

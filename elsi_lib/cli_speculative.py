@@ -61,8 +61,10 @@ def train(
     loaded = load_target(target)
     rows = [Row(",".join(map(str, chosen)), tuple(sorted(chosen))) for chosen in sets]
     if dry_run:
+        from elsi_lib.plan import plan_training
+
         with out.working("trying each stage for a moment"):
-            plan = study.plan_training(loaded, settings, rows)
+            plan = plan_training(loaded, settings, rows)
         out.training_plan(plan, [row.layers for row in rows])
         return
     texts, _ = study.training_texts_of(loaded, settings, study.work_folder(settings), out.note)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from elsi_lib.errors import ElsiError
 
 _UMASK = os.umask(0)
 os.umask(_UMASK)
@@ -27,3 +31,27 @@ def replaced(path: str | Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+class Lines:
+    """Results by dialogue, a line of JSON each, appended as they come; the first line says what they belong to."""
+
+    def __init__(self, path: Path, key: dict[str, Any]) -> None:
+        self.path, self.done = path, {}
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        whole = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        if whole and whole[0] != key:
+            raise ElsiError(f"{path} holds results of another run: delete it to make them again")
+        self.done = {line["id"]: line["rows"] for line in whole[1:]}
+        if len(whole) < len(lines) or not whole:  # a half-written last line, or a new file
+            with replaced(path) as part:
+                part.write_bytes(b"".join(lines[: len(whole)]) if whole else _line(key))
+
+    def add(self, name: str, rows: list[dict[str, Any]]) -> None:
+        with self.path.open("ab") as file:
+            file.write(_line({"id": name, "rows": rows}))
+        self.done[name] = rows
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"

@@ -9,38 +9,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
-import torch
 
 from elsi_lib.assets import cache_dir
-from elsi_lib.errors import AssetError, ElsiError
-from elsi_lib.files import replaced
+from elsi_lib.errors import AssetError
+from elsi_lib.files import Lines, replaced
 from elsi_lib.fingerprint import Fingerprint
+from elsi_lib.live import decode_live
 from elsi_lib.pipeline import measured_or_cached, obtain_fingerprint
 from elsi_lib.progress import track
 from elsi_lib.provenance import code_version, environment
 from elsi_lib.report.study import FILES, write_steps
 from elsi_lib.settings import Settings, results_root, results_roots
-from elsi_lib.speculative.answers import Answers, record, training_texts
-from elsi_lib.speculative.checkpoint import load_draft
-from elsi_lib.speculative.decode import Decoder
-from elsi_lib.speculative.dialogue import Dialogue, eos_ids, opening, own_dialogues, sharegpt_dialogues, spec_bench_dialogues
-from elsi_lib.speculative.distill import CURVE, Recipe, Text, batches, train
+from elsi_lib.speculative.answers import Answered, Answers, record, training_texts
+from elsi_lib.speculative.checkpoint import load_draft, weights_hash
+from elsi_lib.speculative.dialogue import Dialogue, eos_ids, own_dialogues, sharegpt_dialogues, spec_bench_dialogues
+from elsi_lib.speculative.distill import CURVE, Recipe, Text, train
 from elsi_lib.speculative.draft import Draft
-from elsi_lib.speculative.generate import Request, generate
 from elsi_lib.speculative.grid import BASELINE, Row, table_rows
-from elsi_lib.speculative.packing import packed
 from elsi_lib.speculative.replay import PROMPT_LOOKUP, prompt_lookup, replay
 from elsi_lib.speculative.vocabulary import DraftVocabulary, count_tokens
 from elsi_lib.targets import Target, load_target
@@ -48,13 +41,10 @@ from elsi_lib.targets import Target, load_target
 TEMPERATURES = (0.0, 1.0)
 NODES = (30, 60)
 LIVE = (BASELINE, "ELSI m=3")  # rows decoded live
-TREES = ({"nodes": 8, "depth": 2, "top_k": 4}, {"nodes": 60})  # live: one that suits few cores, and EAGLE's
 PROMPT_TOKENS = 512  # longest training prompt
 BATCH = 64  # texts that the target continues at once
 SECONDS = "seconds.json"
-_MEMORY = "memory"
-_TRIAL = 4  # tokens of an answer that a plan tries
-_BYTES = 4 * 4 + 2 * 2  # of a parameter in training: weight, gradient and two moments in float32; copy and gradient in bfloat16
+_Asked = TypeVar("_Asked", Dialogue, Answered)
 
 
 @dataclass(frozen=True)
@@ -124,7 +114,11 @@ def run_study(settings: Settings, *, temperatures: Sequence[float] = TEMPERATURE
     recorded, evaluation = record_questions(target, settings, work, say, temperatures)
     steps = replay_all(target, drafts, recorded, work, seed=settings.seed, name=f"replay-{settings.evaluation}", say=say)
     decoded = {row.method: work / "drafts" / row.draft for row in rows if row.method in LIVE}
-    live = decode_live(target, decoded, recorded, settings, work, say)
+    asked = spread(next(iter(recorded.values())).dialogues, settings.size("live_questions"))
+    say(f"decoding {len(asked)} questions live")
+    with _timed(work, "live"):
+        path, limit = work / f"live-{settings.evaluation}.jsonl", settings.size("live_tokens")
+        live = decode_live(target, decoded, asked, path, named=settings.target, max_new_tokens=limit, seed=settings.seed)
 
     folder = study_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,11 +164,11 @@ def study_questions(settings: Settings) -> tuple[str, list[Dialogue]]:
         ) from error
 
 
-def spread(dialogues: Sequence[Dialogue], n: int) -> list[Dialogue]:
+def spread(dialogues: Sequence[_Asked], n: int) -> list[_Asked]:
     """n dialogues, taken in turn from each category, in each from its start; 0 takes all."""
     if not n:
         return list(dialogues)
-    by_category: dict[str, list[Dialogue]] = {}
+    by_category: dict[str, list[_Asked]] = {}
     for dialogue in dialogues:
         by_category.setdefault(dialogue.category, []).append(dialogue)
     rounds = [d for i in range(n) for own in by_category.values() for d in own[i : i + 1]]
@@ -229,71 +223,6 @@ def recipe_of(settings: Settings) -> Recipe:
     return Recipe(steps=settings.size("ttt_steps"), epochs=settings.size("epochs"), batch_tokens=settings.size("batch_tokens"))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a training run will take: tokens of prompts and at most of answers, steps of the optimiser, bytes of memory, seconds."""
-
-    drafts: int
-    prompts: int
-    prompt_tokens: int
-    answer_tokens: int
-    steps: int
-    parameters: int
-    memory: int
-    seconds_answers: float
-    seconds_training: float
-
-
-def plan_training(target: Target, settings: Settings, rows: Sequence[Row]) -> Plan:
-    """Expect a run from a short trial of each stage; answers are taken at their full length, so it is an upper bound.
-
-    Answers that an earlier run left in the cache are not counted out.
-    """
-    limit = settings.size("answer_tokens")
-    dialogues = sharegpt_dialogues(settings.prompts, settings.size("dialogues"), settings.seed, 1)
-    prompts = [tuple(opening(target.tokenizer, dialogue.turns[0])) for dialogue in dialogues]
-    prompts = [ids for ids in prompts if len(ids) <= PROMPT_TOKENS]
-    if not prompts:
-        raise ElsiError(f"{settings.prompts}: no prompt of at most {PROMPT_TOKENS} tokens")
-    lengths = [len(ids) + limit for ids in prompts]
-    recipe = recipe_of(settings)
-
-    trial = [Request(str(i), ids) for i, ids in enumerate(prompts[:BATCH])]
-    few = min(_TRIAL, limit)
-    start = time.monotonic()
-    written = list(generate(target, trial, max_new_tokens=few, temperature=1.0, seed=settings.seed, batch=BATCH))
-    answers = (time.monotonic() - start) / len(trial) / few * limit * len(prompts)
-
-    ids = torch.tensor([*prompts[0], *next(a.ids for key, a in written if key == "0"), *prompts[0]][: recipe.batch_tokens])
-    text = (ids.int(), torch.ones(len(ids), dtype=torch.bool))
-    vocabulary = DraftVocabulary(torch.arange(min(settings.size("draft_vocabulary"), target.vocab_size)), target.vocab_size)
-    seconds, parameters = trial_seconds(target, settings, rows, vocabulary, text)
-    weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
-    return Plan(
-        drafts=len({row.draft for row in rows}),
-        prompts=len(prompts),
-        prompt_tokens=sum(map(len, prompts)),
-        answer_tokens=limit * len(prompts),
-        steps=len(batches(lengths, recipe)),
-        parameters=parameters,
-        memory=weights + parameters * _BYTES,
-        seconds_answers=answers,
-        seconds_training=seconds / len(ids) * sum(lengths) * recipe.epochs,
-    )
-
-
-def trial_seconds(
-    target: Target, settings: Settings, rows: Sequence[Row], vocabulary: DraftVocabulary, text: Text
-) -> tuple[float, int]:
-    """Seconds of one step of a training run on one text, and the parameters of all its drafts."""
-    made = {row.draft: Draft.for_target(target, row.layers, vocabulary, norm_before_fc=row.norm_before_fc) for row in rows}
-    marks: list[float] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        recipe = replace(recipe_of(settings), epochs=3)
-        train(target, made, [text], recipe, scratch, watch=lambda *_: marks.append(time.monotonic()), report_every=1000)
-    return marks[-1] - marks[-2], sum(p.numel() for draft in made.values() for p in draft.parameters())
-
-
 def record_questions(
     target: Target, settings: Settings, work: Path, say: Say = _silent, temperatures: Sequence[float] = TEMPERATURES
 ) -> tuple[dict[float, Answers], dict[str, Any]]:
@@ -339,8 +268,8 @@ def replay_all(
     ``method`` is the draft's name. A line for each dialogue is kept in ``work`` as it is done."""
     found, eos = [], eos_ids(target)
     for temperature, answers in recorded.items():
-        key = {"recording": answers.sha256, "drafts": {n: _fingerprint_of(draft) for n, draft in drafts.items()}, "nodes": list(nodes)}
-        book = _Lines(work / f"{name}-T{temperature:g}.jsonl", key)
+        key = {"recording": answers.sha256, "drafts": {n: weights_hash(draft) for n, draft in drafts.items()}, "nodes": list(nodes)}
+        book = Lines(work / f"{name}-T{temperature:g}.jsonl", key)
         left = [answered for answered in answers.dialogues if answered.id not in book.done]
         say(f"replaying {len(left)} dialogues at T = {temperature:g} with {len(drafts)} drafts")
         with _timed(work, f"replay T={temperature:g}"):
@@ -356,57 +285,8 @@ def replay_all(
 
 def replay_name(drafts: Mapping[str, Draft], settings: Settings) -> str:
     """Name of the file that keeps these drafts' accepted lengths: other drafts have another."""
-    digest = hashlib.sha256("".join(f"{name} {_fingerprint_of(draft)}" for name, draft in drafts.items()).encode()).hexdigest()
+    digest = hashlib.sha256("".join(f"{name} {weights_hash(draft)}" for name, draft in drafts.items()).encode()).hexdigest()
     return f"replay-{settings.evaluation}-{digest[:12]}"
-
-
-def decode_live(
-    target: Target,
-    drafts: Mapping[str, Path],
-    recorded: Mapping[float, Answers],
-    settings: Settings,
-    work: Path,
-    say: Say = _silent,
-) -> pd.DataFrame:
-    """Seconds of live decoding of first turns at T = 0: the target alone, prompt lookup, and each draft with each of ``TREES``, one
-    after the other on each question, so that a slow minute of the machine meets all of them; and the memory that each takes.
-
-    Args:
-        drafts: name of the row -> folder of its draft.
-
-    Returns:
-        Columns question_id, category, method, nodes, temperature, tokens, steps, seconds, peak_mb.
-    """
-    ways: list[tuple[str, Any, dict[str, int]]] = [("plain", None, {}), (PROMPT_LOOKUP, PROMPT_LOOKUP, {})]
-    read = {name: load_draft(folder, target).to(target.dtype) for name, folder in drafts.items()}
-    ways += [(name, draft, tree) for tree in TREES for name, draft in read.items()]
-    first = next(iter(recorded.values())).dialogues
-    chosen = {d.id for d in spread([Dialogue(a.id, a.category, ()) for a in first], settings.size("live_questions"))}
-    key = {"drafts": {n: _fingerprint_of(draft) for n, draft in read.items()}, "questions": sorted(chosen), "trees": list(TREES)}
-    book = _Lines(work / f"live-{settings.evaluation}.jsonl", key)
-    left = [answered for answered in first if answered.id in chosen and answered.id not in book.done]
-    say(f"decoding {len(left)} questions live, {len(ways)} ways")
-    with _timed(work, "live"), packed(target):
-        for answered in track("live decoding", len(left))(left):
-            rows = []
-            for method, draft, tree in ways:
-                done = Decoder(target, draft, **tree).decode(
-                    answered.turns[0].prompt, max_new_tokens=settings.size("live_tokens"), temperature=0.0, seed=settings.seed,
-                    question=answered.id,
-                )  # fmt: skip
-                rows.append({
-                    "question_id": answered.id, "category": answered.category, "method": method, "nodes": tree.get("nodes", 0),
-                    "temperature": 0.0, "tokens": len(done.ids), "steps": len(done.steps), "seconds": done.seconds,
-                })  # fmt: skip
-            book.add(answered.id, rows)
-        if _MEMORY not in book.done:
-            longest = max((a.turns[0].prompt for a in first if a.id in chosen), key=len)
-            sources = [drafts.get(method, draft) for method, draft, _ in ways]
-            peaks = [peak_memory(settings, source, tree, longest) for source, (*_, tree) in zip(sources, ways, strict=True)]
-            named = zip(ways, peaks, strict=True)
-            book.add(_MEMORY, [{"method": m, "nodes": tree.get("nodes", 0), "peak_mb": peak} for (m, _, tree), peak in named])
-    rows = pd.DataFrame([row for name, rows in book.done.items() if name != _MEMORY for row in rows])
-    return rows.merge(pd.DataFrame(book.done[_MEMORY]), on=["method", "nodes"])
 
 
 def _named(steps: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
@@ -429,64 +309,6 @@ def _table(rows: Sequence[Row], drafts: Mapping[str, Draft], fingerprint: Finger
     return pd.DataFrame(found)
 
 
-def _fingerprint_of(draft: Draft) -> str:
-    """Hash of a draft's weights."""
-    digest = hashlib.sha256()
-    for weight in draft.parameters():
-        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()[:16]
-
-
-def peak_memory(settings: Settings, draft: Path | str | None, tree: dict[str, int], ids: Sequence[int]) -> float:
-    """The most memory, in MB, that a process of its own holds which loads the target and one draft and decodes one question: of the
-    device where there is one, else resident memory, the libraries' code included.
-
-    Raises:
-        AssetError: that process failed.
-    """
-    told = {"settings": asdict(settings), "folder": None, "draft": draft, "tree": tree, "ids": list(ids)}
-    if isinstance(draft, Path):
-        told |= {"folder": str(draft), "draft": None}
-    done = subprocess.run([sys.executable, "-m", __name__], input=json.dumps(told), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise AssetError(f"the process that measures memory failed: {done.stderr.strip()[-300:]}")
-    return float(done.stdout.split()[-1])
-
-
-def _decode_alone(settings: dict[str, Any], folder: str | None, draft: str | None, tree: dict[str, int], ids: list[int]) -> float:
-    asked = Settings(**settings)
-    target = load_target(asked.target, progress=False)
-    source = load_draft(folder, target).to(target.dtype) if folder else draft
-    length, seed = asked.size("live_tokens"), asked.seed
-    Decoder(target, source, **tree).decode(ids, max_new_tokens=length, temperature=0.0, seed=seed, question="memory")
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e6
-    status = Path("/proc/self/status")
-    if status.is_file():  # the kernel's other count, ru_maxrss, starts from what the parent held
-        return next(int(line.split()[1]) * 1024 / 1e6 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
-
-
-class _Lines:
-    """Results by dialogue, a line of JSON each, appended as they come; the first line says what they belong to."""
-
-    def __init__(self, path: Path, key: dict[str, Any]) -> None:
-        self.path, self.done = path, {}
-        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-        whole = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        if whole and whole[0] != key:
-            raise ElsiError(f"{path} holds results of other drafts or another recording: delete it to make them again")
-        self.done = {line["id"]: line["rows"] for line in whole[1:]}
-        if len(whole) < len(lines) or not whole:  # a half-written last line, or a new file
-            with replaced(path) as part:
-                part.write_bytes(b"".join(lines[: len(whole)]) if whole else _line(key))
-
-    def add(self, name: str, rows: list[dict[str, Any]]) -> None:
-        with self.path.open("ab") as file:
-            file.write(_line({"id": name, "rows": rows}))
-        self.done[name] = rows
-
-
 @contextmanager
 def _timed(work: Path, stage: str) -> Iterator[None]:
     """Seconds of a stage, over all the sessions that it took, kept in ``work``."""
@@ -501,14 +323,6 @@ def _timed(work: Path, stage: str) -> Iterator[None]:
             part.write_text(json.dumps(seconds), encoding="utf-8")
 
 
-def _line(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
-
-
 def _csv(frame: pd.DataFrame, path: Path) -> None:
     with replaced(path) as part:
         frame.to_csv(part, index=False)
-
-
-if __name__ == "__main__":
-    print(_decode_alone(**json.load(sys.stdin)))

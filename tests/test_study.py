@@ -8,9 +8,10 @@ import pytest
 from tiny import tiny_folder
 from typer.testing import CliRunner
 
-from elsi_lib import cli
+from elsi_lib import cli, live
 from elsi_lib import study as studies
 from elsi_lib.errors import AssetError, ElsiError
+from elsi_lib.files import Lines
 from elsi_lib.report.study import read_steps
 from elsi_lib.settings import Settings
 from elsi_lib.speculative.dialogue import Dialogue, own_dialogues
@@ -59,7 +60,7 @@ def test_a_study_resumes_and_leaves_all_its_results(place, monkeypatch):
     for word in ("training", "questions of own prompts at T = 1", "replaying 13 dialogues at T = 1", "live"):
         with pytest.raises(Killed):
             run_study(settings, say=stop_at(word))
-    monkeypatch.setattr(studies, "peak_memory", lambda settings, draft, tree, ids: 100.0 + len(ids))  # a process each: slow
+    monkeypatch.setattr(live, "peak_memory", lambda named, draft, tree, ids, options: 100.0 + len(ids))  # a process each: slow
     monkeypatch.setattr(studies, "train", lambda *_, **__: None)  # drafts are done: they are read and not trained
     folder = run_study(settings)
     assert folder == place / "results" / settings.run_name / "tau-own"
@@ -83,14 +84,22 @@ def test_a_study_resumes_and_leaves_all_its_results(place, monkeypatch):
         for other in own[1:]:
             assert own[0].astype(str).equals(other.astype(str))
 
-    live = pd.read_csv(folder / "live.csv")
-    assert {"plain", "prompt lookup", "EAGLE-3", "ELSI m=3"} <= set(live["method"]) and (live["seconds"] > 0).all()
-    texts = live.groupby(["question_id", "temperature"])["tokens"].nunique()
+    decoded = pd.read_csv(folder / "live.csv")
+    assert {"plain", "prompt lookup", "EAGLE-3", "ELSI m=3"} <= set(decoded["method"]) and (decoded["seconds"] > 0).all()
+    texts = decoded.groupby(["question_id", "temperature"])["tokens"].nunique()
     assert (texts == 1).all()
     passport = json.loads((folder / "passport.json").read_text())
     assert passport["evaluation"]["prompts"] == "own prompts" and str(place) not in json.dumps(passport)
     assert passport["code"]["speculative"] and passport["seconds"]["training"] > 0
     assert obtain_study(settings).status == "measured"
+
+
+def test_memory_is_of_a_process_of_its_own_and_its_failure_is_told(place):
+    options = {"max_new_tokens": 2, "temperature": 0.0, "seed": 0}
+    peak = live.peak_memory(str(place / "tiny"), None, {}, [1, 2, 3], options)
+    assert 50 < peak < 4000  # MB: Python, torch and a target of a few thousand weights
+    with pytest.raises(AssetError, match="the process that measures memory failed.*no-such-folder"):
+        live.peak_memory(str(place / "no-such-folder"), None, {}, [1, 2, 3], options)
 
 
 def elsi(*args):
@@ -138,16 +147,16 @@ def test_without_spec_bench_the_error_names_our_own_prompts(monkeypatch):
 
 def test_a_line_cut_in_the_middle_is_dropped_and_other_results_are_refused(tmp_path):
     path = tmp_path / "x.jsonl"
-    book = studies._Lines(path, {"of": 1})
+    book = Lines(path, {"of": 1})
     book.add("a", [{"n": 1}])
     book.add("b", [{"n": 2}])
     path.write_bytes(path.read_bytes()[:-4])
-    again = studies._Lines(path, {"of": 1})
+    again = Lines(path, {"of": 1})
     assert again.done == {"a": [{"n": 1}]}
     again.add("b", [{"n": 3}])
-    assert studies._Lines(path, {"of": 1}).done == {"a": [{"n": 1}], "b": [{"n": 3}]}
-    with pytest.raises(ElsiError, match="other drafts or another recording"):
-        studies._Lines(path, {"of": 2})
+    assert Lines(path, {"of": 1}).done == {"a": [{"n": 1}], "b": [{"n": 3}]}
+    with pytest.raises(ElsiError, match="of another run"):
+        Lines(path, {"of": 2})
 
 
 def test_rows_are_the_papers_and_random_sets_are_new():

@@ -103,6 +103,14 @@ def read_draft(folder: str | Path) -> tuple[DraftConfig, DraftVocabulary, dict[s
     return config, DraftVocabulary.from_tensors(tensors["d2t"], tensors["t2d"], str(folder)), tensors, passport
 
 
+def weights_hash(draft: Draft) -> str:
+    """Hash of a draft's weights as they are in memory, in 16 hex digits."""
+    digest = hashlib.sha256()
+    for weight in draft.parameters():
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
 def _digest(tensors: dict[str, Tensor], content: dict[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for name in sorted(tensors):
