@@ -43,6 +43,7 @@ lint: setup  ## ruff
 
 bench: setup  ## measure the claims about speed, as ratios within one run; ELSI_DRAFT=FOLDER for those that need a trained draft
 	$(BIN)/python bench/bench.py
+	$(BIN)/python bench/explorer.py
 	$(BIN)/python bench/speculative.py $(if $(ELSI_DRAFT),--draft $(ELSI_DRAFT))
 
 setup: $(VENV)/.package  ## .venv with exactly what requirements.lock names; redone only when it changes

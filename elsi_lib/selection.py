@@ -300,6 +300,18 @@ class Stability:
     sets: tuple[tuple[int, ...], ...]
 
 
+def jaccard(one: Iterable[int], other: Iterable[int]) -> float:
+    """Jaccard similarity of two layer sets, shared layers over layers in either: 1 for equal sets, 0 for disjoint ones.
+
+    Raises:
+        ElsiError: both are empty.
+    """
+    one, other = set(one), set(other)
+    if not one | other:
+        raise ElsiError("two empty layer sets have no Jaccard similarity")
+    return len(one & other) / len(one | other)
+
+
 def stability(fp: Fingerprint, method: str, m: int, **options: Any) -> Stability:
     """Repeat a selection on every bootstrap replicate of the fingerprint.
 
@@ -315,7 +327,7 @@ def stability(fp: Fingerprint, method: str, m: int, **options: Any) -> Stability
     return Stability(
         share=sum(set(s) == chosen for s in sets) / r,
         layer_share=tuple(sum(j in s for s in sets) / r for j in range(n)),
-        jaccard=sum(len(chosen & set(s)) / len(chosen | set(s)) for s in sets) / r,
+        jaccard=sum(jaccard(chosen, s) for s in sets) / r,
         replicates=r,
         sets=tuple(sets),
     )

@@ -27,6 +27,7 @@ from elsi_lib.pipeline import measured_or_cached, obtain_fingerprint
 from elsi_lib.progress import track
 from elsi_lib.provenance import code_version, environment
 from elsi_lib.report.study import FILES, write_steps
+from elsi_lib.report.words import spaced
 from elsi_lib.settings import Settings, results_root, results_roots
 from elsi_lib.speculative.answers import Answered, Answers, record, training_texts
 from elsi_lib.speculative.checkpoint import load_draft, weights_hash
@@ -301,7 +302,7 @@ def _table(rows: Sequence[Row], drafts: Mapping[str, Draft], fingerprint: Finger
         draft = drafts[row.draft]
         final = draft.passport["training"]["final"]
         found.append({
-            "method": row.method, "layers": " ".join(map(str, row.layers)), "entropy": fingerprint.entropy(row.layers),
+            "method": row.method, "layers": spaced(row.layers), "entropy": fingerprint.entropy(row.layers),
             "parameters": sum(p.numel() for p in draft.parameters()), "loss": final["loss"], "accept_0": final["accept_0"],
             "draft": row.draft, "norm_before_fc": row.norm_before_fc, "seed": row.seed,
         })  # fmt: skip

@@ -20,6 +20,7 @@ from elsi_lib.selection import (
     elsi,
     elsi_c,
     exhaustive,
+    jaccard,
     layer_rule,
     select,
     stability,
@@ -300,6 +301,9 @@ def test_stability_counts_what_the_replicates_choose():
     assert found.share == 0.5
     assert found.layer_share == (0, 0.75, 0.25, 0.5, 0.5)
     assert found.jaccard == pytest.approx((1 + 1 + 1 / 3 + 0) / 4)
+    assert jaccard((2, 15, 27), (27, 2, 9)) == 2 / 4 and jaccard([1], [2]) == 0  # two of four layers; none of two
+    with pytest.raises(ElsiError, match="empty"):
+        jaccard([], [])
 
 
 def test_a_rule_is_perfectly_stable_and_options_reach_the_method():

@@ -2,12 +2,13 @@
 
 import re
 
-from elsi_lib.report.words import braces, markdown_table, p_value, plain
+from elsi_lib.report.words import braces, markdown_table, p_value, plain, spaced
 
 
 def test_a_set_is_written_in_braces():
     assert braces("2 15 27") == braces([2, 15, 27]) == "{2, 15, 27}"
     assert braces("") == "{}"
+    assert braces(spaced((2, 15, 27))) == "{2, 15, 27}" and spaced([]) == ""
 
 
 def test_a_table_has_as_many_cells_in_every_line():

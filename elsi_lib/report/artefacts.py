@@ -291,14 +291,17 @@ def _current_inputs(parameters: dict[str, Any], folder: Path) -> list[str | None
     return hashes
 
 
+def _part_of_run(folder: Path, run: str, part: str) -> Path | None:
+    """A folder of a run, such as its study: from the results that ``folder`` is one of, else from those committed with the project."""
+    roots = [folder.parent, *([root / "data" / "results"] if (root := project_root()) else [])]
+    return next((place for root in roots if (place := root / run / part).is_dir()), None)
+
+
 def _study_current(about: dict[str, Any], folder: Path) -> bool:
     """Whether the study that stands next to the result, or with the project, is still the one it was made of, by today's code."""
-    name, files = about["study"]["folder"], about["study"]["files"]
-    places = [folder / name]
-    if root := project_root():
-        places.append(root / "data" / "results" / about["run"] / name)
-    found = next((place for place in places if place.is_dir()), None)
-    return found is not None and files == file_hashes(found) and about["code"].get("tau") == tau_version()["tau"]
+    found = _part_of_run(folder, about["run"], about["study"]["folder"])
+    same = found is not None and about["study"]["files"] == file_hashes(found)
+    return same and about["code"].get("tau") == tau_version()["tau"]
 
 
 def _question_current(about: dict[str, Any]) -> bool:
@@ -311,11 +314,10 @@ def _question_current(about: dict[str, Any]) -> bool:
 
 def _surveys_current(about: dict[str, Any], folder: Path) -> bool:
     """Whether the surveys beside the results, or with the project, are still those the result was made of, by today's code."""
-    roots = [folder.parent, *([root / "data" / "results"] if (root := project_root()) else [])]
-    suffix = about["run"].partition("@")[1:]
+    suffix = "".join(about["run"].partition("@")[1:])
     for target, files in about["surveys"].items():
-        places = (root / f"{target_slug(target)}{''.join(suffix)}" / "survey" for root in roots)
-        if files != next((survey_hashes(place) for place in places if place.is_dir()), None):
+        found = _part_of_run(folder, f"{target_slug(target)}{suffix}", "survey")
+        if found is None or files != survey_hashes(found):
             return False
     return about["code"].get("survey") == survey_version()["survey"]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from elsi_lib.report.measures import BLOCKS, QUIET, THIRDS, TOKENS, layer_columns, third_of
+from elsi_lib.report.words import braces
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def selections(data: pd.DataFrame) -> Finding:
             continue
         chosen = rows.loc["ELSI m=3"]
         found = "the true optimum" if chosen["regret"] < 1e-9 else f"{chosen['regret']:.4f} nats below the true optimum"
-        line = f"**{target}**: ELSI m=3 chooses {_braces(chosen['layers'])} with {chosen['entropy']:.4f} nats, {found}"
+        line = f"**{target}**: ELSI m=3 chooses {braces(chosen['layers'])} with {chosen['entropy']:.4f} nats, {found}"
         if np.isfinite(chosen["stability"]):
             share = f"{100 * chosen['stability']:.0f} % of {int(chosen['replicates'])} replicates"
             line += f"; {share} choose the same set (Jaccard {chosen['jaccard']:.2f})"
@@ -257,13 +258,13 @@ def selections(data: pd.DataFrame) -> Finding:
         if np.isfinite(chosen["rank_first_dropped"]):
             line += (
                 f" Without the first position of each prompt the set ranks {int(chosen['rank_first_dropped']):,} of "
-                f"{int(chosen['sets']):,}; the best is then {_braces(chosen['optimum_first_dropped'])}."
+                f"{int(chosen['sets']):,}; the best is then {braces(chosen['optimum_first_dropped'])}."
             )
         for rule in ("EAGLE3 as printed", "EAGLE3 as its code runs"):
             if rule in rows.index:
                 row = rows.loc[rule]
                 place = f"number {int(row['rank']):,} of {int(row['sets']):,}"
-                line += f" {rule}, {_braces(row['layers'])}: {row['entropy']:.4f} nats, {place}."
+                line += f" {rule}, {braces(row['layers'])}: {row['entropy']:.4f} nats, {place}."
         if np.isfinite(chosen["redundancy"]):
             line += f" The layers of ELSI's set have a mean CKA of {chosen['redundancy']:.3f}."
         sentences.append(line)
@@ -285,7 +286,3 @@ def beam(data: pd.DataFrame) -> Finding:
     spread = data[(data["source"] == "beam") & (data["size"] == data["size"].max())]["entropy"]
     text = "; ".join(parts) + f". The {len(spread)} sets of the last beam lie within {np.ptp(spread):.4f} nats of each other."
     return Finding(text[0].upper() + text[1:], "Beam of ELSI: " + text, values)
-
-
-def _braces(layers: str) -> str:
-    return "{" + layers.replace(" ", ", ") + "}"

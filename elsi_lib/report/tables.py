@@ -12,7 +12,8 @@ from torch import Tensor
 from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report.measures import timed
-from elsi_lib.selection import RULES, all_set_entropies, select, stability, standing
+from elsi_lib.report.words import braces, markdown_table, spaced
+from elsi_lib.selection import RULES, all_set_entropies, jaccard, select, stability, standing
 from elsi_lib.settings import project_root
 
 # Row of table 1: label, method, m. The label is the method's name in the paper where it has one.
@@ -77,9 +78,9 @@ def table1(fp: Fingerprint) -> pd.DataFrame:
             float(np.mean([redundancy[debiased][pair] for pair in pairs])) if pairs and debiased in redundancy else math.nan
             for debiased in (False, True)
         ]
-        row = (fp.target, "measured", label, len(layers), " ".join(map(str, layers)), chosen.entropy)
+        row = (fp.target, "measured", label, len(layers), spaced(layers), chosen.entropy)
         row += (place.rank, place.sets, place.regret, *held.get((method, m), (math.nan, math.nan, 0)), *means)
-        rows.append((*row, dropped.rank, " ".join(map(str, dropped.optimum))))
+        rows.append((*row, dropped.rank, spaced(dropped.optimum)))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -98,8 +99,8 @@ def _stabilities(fp: Fingerprint) -> dict[tuple[str, int], tuple[float, float, i
         ends = [_ends(grams, m) for grams in (fp.grams, *replicates)]
         for place, method in enumerate(("exhaustive", "lowest")):
             chosen, *again = (set(end[place]) for end in ends)
-            jaccard = float(np.mean([len(chosen & other) / len(chosen | other) for other in again]))
-            found[method, m] = (sum(other == chosen for other in again) / len(again), jaccard, len(again))
+            overlap = float(np.mean([jaccard(chosen, other) for other in again]))
+            found[method, m] = (sum(other == chosen for other in again) / len(again), overlap, len(again))
     return found
 
 
@@ -160,12 +161,12 @@ def table1_markdown(df: pd.DataFrame) -> str:
     """Table 1 for a page: one block per target, the paper's own values in a block of their own."""
     blocks = []
     for target, of in df[df["origin"] == "measured"].groupby("target", sort=False):
-        head = "| method | layers | $S_1$ (nats) | rank | regret (nats) | rank, first dropped | same set | mean CKA | debiased |"
-        lines = [head, "|---|---|--:|--:|--:|--:|--:|--:|--:|"]
-        for row in of.itertuples():
-            cells = (
+        heads = ["method", "layers", "$S_1$ (nats)", "rank", "regret (nats)", "rank, first dropped", "same set"]
+        heads += ["mean CKA", "debiased"]
+        lines = [
+            (
                 row.method,
-                f"{{{row.layers.replace(' ', ', ')}}}",
+                braces(row.layers),
                 f"{row.entropy:.4f}",
                 f"{int(row.rank):,} of {int(row.sets):,}",
                 f"{row.regret:.4f}",
@@ -174,15 +175,17 @@ def table1_markdown(df: pd.DataFrame) -> str:
                 _number(row.redundancy, 3),
                 _number(row.redundancy_debiased, 3),
             )
-            lines.append("| " + " | ".join(cells) + " |")
-        blocks.append(f"**{target}**, measured\n\n" + "\n".join(lines))
+            for row in of.itertuples()
+        ]
+        blocks.append(f"**{target}**, measured\n\n{markdown_table(heads, lines, right=range(2, len(heads)))}")
     paper = df[df["origin"] == "reported"]
     if len(paper):
-        lines = ["| target | method | layers | $S_1$ (base not stated) |", "|---|---|---|--:|"]
-        for row in paper.itertuples():
-            layers = f"{{{row.layers.replace(' ', ', ')}}}" if row.layers else "not known"
-            lines.append(f"| {row.target} | {row.method} | {layers} | {_number(row.entropy, 3) or 'not known'} |")
-        blocks.append("**The paper's own targets**, reported, not measured here\n\n" + "\n".join(lines))
+        heads = ("target", "method", "layers", "$S_1$ (base not stated)")
+        lines = [
+            (row.target, row.method, braces(row.layers) if row.layers else "not known", _number(row.entropy, 3) or "not known")
+            for row in paper.itertuples()
+        ]
+        blocks.append(f"**The paper's own targets**, reported, not measured here\n\n{markdown_table(heads, lines, right=(3,))}")
     return "\n\n".join(blocks)
 
 

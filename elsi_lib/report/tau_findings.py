@@ -12,7 +12,7 @@ from elsi_lib.report.findings import Finding
 from elsi_lib.report.study import AGAIN, BASELINE, LOOKUP, NORMED, PLAIN, Results, in_order
 from elsi_lib.report.tau_markdown import setting_name
 from elsi_lib.report.tau_tables import ABOVE, BELOW, OPEN, SAME, headline, overall, settings_of
-from elsi_lib.report.words import braces
+from elsi_lib.report.words import braces, p_value
 
 ELSI = "ELSI m=3"
 
@@ -195,7 +195,8 @@ def entropy(rho: pd.DataFrame, table: str) -> Finding:
         if not of["rho"].notna().any():
             lines.append(f"Over {what} there is no rank correlation to give: too few sets.")
             continue
-        listed = ", ".join(f"{row.rho:+.2f} ({setting_name((row.nodes, row.temperature))}, p {_p(row.p)})" for row in of.itertuples())
+        named = [(row, setting_name((row.nodes, row.temperature))) for row in of.itertuples()]
+        listed = ", ".join(f"{row.rho:+.2f} ({setting}, {p_value(row.p)})" for row, setting in named)
         lines.append(f"Rank correlation (Spearman) of $S_1$ and tau over {what}: {listed}.")
         at = _at(of, headline(of)).iloc[0]
         values[f"{table}_rho_{'all' if name == 'all' else 'three'}"] = at["rho"]
@@ -290,10 +291,6 @@ def _interval(row, low: str = "low", high: str = "high", digits: int = 3) -> str
 
 def _with_interval(row: pd.Series) -> str:
     return f"{row['tau']:.3f}" + ("" if math.isnan(row["low"]) else f" [{row['low']:.3f}, {row['high']:.3f}]")
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
 def _key(method: str) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from elsi_lib.report.study import EXTRAS, LOOKUP, PLAIN, Results, groups_in
 from elsi_lib.report.tau_tables import headline, overall, settings_of
-from elsi_lib.report.words import braces
+from elsi_lib.report.words import braces, markdown_table
 
 
 def main_markdown(data: pd.DataFrame, results: Results) -> str:
@@ -23,18 +23,17 @@ def main_markdown(data: pd.DataFrame, results: Results) -> str:
     paper = data[data["origin"] == "reported"]
     if len(paper):
         shown = settings_of(paper)
-        lines = _head(["method", *(setting_name(s) for s in shown)], 1)
+        lines = []
         for method, of in paper.groupby("method", sort=False):
             known = {(int(row.nodes), float(row.temperature)): row.tau for row in of.itertuples()}
-            lines.append(_line([method, *(f"{known[s]:.2f}" if s in known else "not known" for s in shown)]))
-        target = paper["target"].iloc[0]
-        blocks.append(f"**{target}**, the paper's own target: *reported*, not measured here\n\n" + "\n".join(lines))
+            lines.append([method, *(f"{known[s]:.2f}" if s in known else "not known" for s in shown)])
+        title = f"**{paper['target'].iloc[0]}**, the paper's own target: *reported*, not measured here"
+        blocks.append(f"{title}\n\n{_numbers(['method', *map(setting_name, shown)], lines)}")
     return "\n\n".join(blocks)
 
 
 def _main_block(data: pd.DataFrame, methods: list[str], settings: list[tuple[int, float]], title: str) -> str:
-    heads = ["method", "layers", "$S_1$ (nats)", "parameters", "loss (nats)", *(setting_name(s) for s in settings)]
-    lines = _head(heads, 2)
+    heads, lines = ["method", "layers", "$S_1$ (nats)", "parameters", "loss (nats)", *map(setting_name, settings)], []
     for method in methods:
         of = data[data["method"] == method]
         if of.empty:
@@ -43,8 +42,8 @@ def _main_block(data: pd.DataFrame, methods: list[str], settings: list[tuple[int
         taus = {(int(r.nodes), float(r.temperature)): f"{r.tau:.3f} {_interval(r.low, r.high, 3)}" for r in of.itertuples()}
         size = "" if pd.isna(row["parameters"]) or not row["parameters"] else f"{row['parameters'] / 1e6:.1f} M"
         cells = [method, braces(row["layers"]) if row["layers"] else "", _number(row["entropy"], 3), size, _number(row["loss"], 3)]
-        lines.append(_line([*cells, *(taus.get(s, "") for s in settings)]))
-    return f"{title}\n\n" + "\n".join(lines)
+        lines.append([*cells, *(taus.get(s, "") for s in settings)])
+    return f"{title}\n\n{_numbers(heads, lines, words=2)}"
 
 
 def differences_markdown(data: pd.DataFrame, results: Results, beside: pd.DataFrame) -> str:
@@ -59,22 +58,22 @@ def differences_markdown(data: pd.DataFrame, results: Results, beside: pd.DataFr
     parts = [f"**{setting_name(first)}**\n\n{_difference_block(shown, first, results)}"]
     parts += [_folded(setting_name(s), _difference_block(shown, s, results)) for s in settings_of(shown) if s != first]
     if len(beside):
-        lines = _head(["quantity", f"{beside['target'].iloc[0]}, reported", f"{results.target}, measured", "unit"], 0)
-        lines += [_line([row.quantity, row.reported, row.measured, row.unit]) for row in beside.itertuples()]
-        parts.append("**The paper's gains** beside the same quantities here, means over the settings measured\n\n" + "\n".join(lines))
+        heads = ["quantity", f"{beside['target'].iloc[0]}, reported", f"{results.target}, measured", "unit"]
+        lines = markdown_table(heads, [(row.quantity, row.reported, row.measured, row.unit) for row in beside.itertuples()])
+        parts.append(f"**The paper's gains** beside the same quantities here, means over the settings measured\n\n{lines}")
     return "\n\n".join(parts)
 
 
 def _difference_block(data: pd.DataFrame, setting: tuple[int, float], results: Results) -> str:
     heads = ["method", "against", "difference (tokens)", "percent", "p", "p, Holm", "detectable (tokens)", "verdict"]
-    lines = _head(heads, 2)
+    lines = []
     of = data[(data["nodes"] == setting[0]) & (data["temperature"] == setting[1])]
     for row in of.itertuples():
         name = row.method + (f" (as {row.same_as})" if row.same_as else "")
         holm_p = _p(row.p_holm) if row.family == "sets" else ""
         numbers = [f"{row.difference:+.3f} {_interval(row.low, row.high, 3, True)}", f"{row.percent:+.1f} %", _p(row.p), holm_p]
-        lines.append(_line([name, row.baseline, *numbers, _number(row.detectable, 3), row.verdict]))
-    return "\n".join(lines)
+        lines.append([name, row.baseline, *numbers, _number(row.detectable, 3), row.verdict])
+    return _numbers(heads, lines, words=2)
 
 
 def categories_markdown(data: pd.DataFrame, results: Results) -> str:
@@ -90,7 +89,7 @@ def _category_block(data: pd.DataFrame, setting: tuple[int, float], results: Res
     methods = [name for name in results.methods if name in set(of["method"])]
     values = of.set_index(["group", "average", "method"])["tau"].to_dict()
     counts = of[of["average"] == "pooled"].groupby("group")["questions"].first()
-    lines = _head(["category", "questions", *methods], 1)
+    lines = []
     for group, average in itertools.product(groups_in(of["group"]), ("pooled", "categories")):
         cells = [values.get((group, average, method)) for method in methods]
         if any(cell is not None for cell in cells):
@@ -98,8 +97,8 @@ def _category_block(data: pd.DataFrame, setting: tuple[int, float], results: Res
             name = f"**{name}**, pooled" if group == "overall" and average == "pooled" else name
             name = f"{results.group_name(group)}, mean of categories" if average == "categories" else name
             shown = ["" if cell is None or math.isnan(cell) else f"{cell:.2f}" for cell in cells]
-            lines.append(_line([name, str(counts[group]) if average == "pooled" else "", *shown]))
-    return "\n".join(lines)
+            lines.append([name, str(counts[group]) if average == "pooled" else "", *shown])
+    return _numbers(["category", "questions", *methods], lines)
 
 
 def speed_markdown(data: pd.DataFrame) -> str:
@@ -109,7 +108,7 @@ def speed_markdown(data: pd.DataFrame) -> str:
     blocks = []
     for temperature, of in data.groupby("temperature"):
         heads = ["method", "nodes", "questions", "speed-up", "mean of ratios", "tokens/s", r"$\tau$, live", "peak memory (MB)"]
-        lines = _head(heads, 1)
+        lines = []
         for row in of.itertuples():
             alone = row.method == PLAIN
             name = "target alone" if alone else row.method
@@ -119,8 +118,8 @@ def speed_markdown(data: pd.DataFrame) -> str:
                 f"{row.ratio:.2f} {_interval(row.ratio_low, row.ratio_high, 2)}",
             ]  # fmt: skip
             more = [f"{row.tokens_per_second:.1f}", f"{row.tau:.2f}", _whole(row.peak_mb)]
-            lines.append(_line([name, nodes, f"{row.questions}", *ratios, *more]))
-        blocks.append(f"**T = {temperature:g}**\n\n" + "\n".join(lines))
+            lines.append([name, nodes, f"{row.questions}", *ratios, *more])
+        blocks.append(f"**T = {temperature:g}**\n\n{_numbers(heads, lines)}")
     return "\n\n".join(blocks)
 
 
@@ -133,14 +132,9 @@ def _folded(title: str, block: str) -> str:
     return f"<details>\n<summary>{title}</summary>\n\n{block}\n\n</details>"
 
 
-def _head(names: list[str], left: int) -> list[str]:
-    """Head of a table whose first ``left`` columns are text and the others numbers; 0 for all text."""
-    marks = ["---" if i < left or not left else "--:" for i in range(len(names))]
-    return [_line(names), "|" + "|".join(marks) + "|"]
-
-
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _numbers(heads: list[str], lines: list[list[str]], words: int = 1) -> str:
+    """A table whose first ``words`` columns are words and the others numbers."""
+    return markdown_table(heads, lines, right=range(words, len(heads)))
 
 
 def _interval(low: float, high: float, digits: int, signed: bool = False) -> str:

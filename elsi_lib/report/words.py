@@ -12,6 +12,11 @@ def braces(layers: str | Iterable[int]) -> str:
     return "{" + ", ".join(map(str, layers.split() if isinstance(layers, str) else layers)) + "}"
 
 
+def spaced(layers: Iterable[int]) -> str:
+    """``2 15 27``, as tables on disk hold a set."""
+    return " ".join(map(str, layers))
+
+
 def markdown_table(heads: Iterable[str], rows: Iterable[Iterable[Any]], right: Iterable[int] = ()) -> str:
     """A Markdown table; columns ``right`` are aligned to the right."""
     heads, right = list(heads), set(right)

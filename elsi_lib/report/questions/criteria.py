@@ -24,7 +24,8 @@ from elsi_lib.report.study import Results
 from elsi_lib.report.tau import holm
 from elsi_lib.report.tau_measures import entropy_against_tau, rank_correlation
 from elsi_lib.report.tau_tables import averages
-from elsi_lib.report.words import braces, markdown_table, p_value, plain
+from elsi_lib.report.words import braces, markdown_table, p_value, plain, spaced
+from elsi_lib.selection import jaccard
 
 # Column of a score -> how figures and sentences call it.
 NAMES = {
@@ -83,7 +84,7 @@ def scores(
     if influence and fp.target in influence:
         found["influence"] = criteria.summed(_by_layer(influence[fp.target], fp), sets)
     data = pd.DataFrame({name: found[name].numpy() for name in NAMES if name in found})
-    data.insert(0, "layers", [" ".join(map(str, layers)) for layers in sets.tolist()])
+    data.insert(0, "layers", [spaced(layers) for layers in sets.tolist()])
     data.insert(0, "target", fp.target)
     if probe and fp.target in probe:
         given = probe[fp.target]
@@ -136,9 +137,9 @@ def agreement(data: pd.DataFrame) -> pd.DataFrame:
         for one, other in itertools.combinations(_criteria(of), 2):
             both = of[[one, other]].notna().all(axis=1)
             x, y = (rankdata(of.loc[both, name]) for name in (one, other))
-            best = [set(of.loc[of[name].idxmax(), "layers"].split()) for name in (one, other)]
+            best = [map(int, of.loc[of[name].idxmax(), "layers"].split()) for name in (one, other)]
             rank = (float(spearmanr(x, y).statistic), float(kendalltau(x, y).statistic)) if both.sum() > 2 else (np.nan, np.nan)
-            rows.append((target, one, other, *rank, int(both.sum()), len(best[0] & best[1]) / len(best[0] | best[1])))
+            rows.append((target, one, other, *rank, int(both.sum()), jaccard(*best)))
     return pd.DataFrame(rows, columns=["target", "criterion", "other", "spearman", "kendall", "sets", "jaccard"])
 
 

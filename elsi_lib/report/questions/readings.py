@@ -24,7 +24,7 @@ from elsi_lib.report.figures import BLUE, ORANGE, _figure, _styled
 from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
 from elsi_lib.report.tables import REPORTED_TARGETS, reported_value
-from elsi_lib.report.words import braces, markdown_table
+from elsi_lib.report.words import braces, markdown_table, spaced
 from elsi_lib.selection import all_set_entropies, elsi, elsi_c, layer_rule
 
 DEPTHS = {"Qwen3-4B": 36, "Llama-3.1-8B": 32}  # N of the paper's targets
@@ -261,7 +261,7 @@ def _scored(fp: Fingerprint, reading: Reading, layers: tuple[int, ...], entropy:
     except ElsiError:  # too shallow for the rule
         eagle3 = math.nan
     return {
-        "elsi3": _text(layers),
+        "elsi3": spaced(layers),
         "s_elsi3": entropy / unit,
         "s_eagle3": eagle3 / unit,
         "ratio": entropy / eagle3,
@@ -273,14 +273,14 @@ def _scored(fp: Fingerprint, reading: Reading, layers: tuple[int, ...], entropy:
 def _row(fp: Fingerprint, reading: Reading) -> dict[str, Any]:
     options = _options(reading)
     row = _scored(fp, reading, *_choice(fp, reading))
-    row |= {"unit": "bits" if reading.bits else "nats", "elsi1": _text(elsi(fp, 1, **options).layers)}
-    row |= {"elsi2": _text(elsi(fp, 2, **options).layers)}
-    row |= {f"elsic{m}": _text(elsi_c(fp, m, debiased=reading.debiased, **options).layers) for m in (2, 3)}
+    row |= {"unit": "bits" if reading.bits else "nats", "elsi1": spaced(elsi(fp, 1, **options).layers)}
+    row |= {"elsi2": spaced(elsi(fp, 2, **options).layers)}
+    row |= {f"elsic{m}": spaced(elsi_c(fp, m, debiased=reading.debiased, **options).layers) for m in (2, 3)}
     _, entropies = all_set_entropies(fp, 3, **options)
     row |= {"rank_eagle3": math.nan, "sets": len(entropies), "eagle3": ""}
     if np.isfinite(row["ratio"]):
         own = fp.entropy(_eagle3(fp.num_layers, reading), **options)
-        row |= {"rank_eagle3": int((entropies > own + 1e-12).sum()) + 1, "eagle3": _text(_eagle3(fp.num_layers, reading))}
+        row |= {"rank_eagle3": int((entropies > own + 1e-12).sum()) + 1, "eagle3": spaced(_eagle3(fp.num_layers, reading))}
     return row
 
 
@@ -438,7 +438,3 @@ def _robust(joined: pd.DataFrame) -> str:
     if not changed:
         return "It stays the nearest whichever part of the distance is left out."
     return f"The nearest depends on the parts: {'; '.join(changed)}."
-
-
-def _text(layers: Sequence[int]) -> str:
-    return " ".join(map(str, layers))

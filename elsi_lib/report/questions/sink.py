@@ -24,8 +24,8 @@ from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report.figures import BLUE, ENTROPY, GREEN, GREY, ORANGE, _figure, _layer_axis, _styled
 from elsi_lib.report.findings import Finding, late_rise
 from elsi_lib.report.measures import quiet_rows, timed
-from elsi_lib.report.words import braces, markdown_table, plain
-from elsi_lib.selection import elsi, exhaustive, standing
+from elsi_lib.report.words import braces, markdown_table, plain, spaced
+from elsi_lib.selection import elsi, exhaustive, jaccard, standing
 from elsi_lib.survey import Survey
 
 ALL, DROPPED, QUIET = "all positions", "first position dropped", "rows without outlying states"
@@ -144,12 +144,10 @@ def choices(fps: Sequence[Fingerprint | None], more: More | None = None) -> pd.D
                 chosen = search(grams, size)
                 first = before.setdefault(method, chosen.layers)
                 place = standing(grams, first)
-                both = set(first), set(chosen.layers)
                 resampled = () if replicates is None or search is exhaustive else replicates
                 same = [elsi(drawn, size).layers == chosen.layers for drawn in resampled]
-                row = (fp.target, name, method, " ".join(map(str, chosen.layers)), chosen.entropy, place.rank, place.sets)
-                overlap = len(both[0] & both[1]) / len(both[0] | both[1])
-                rows.append((*row, overlap, float(np.mean(same)) if same else np.nan, len(same)))
+                row = (fp.target, name, method, spaced(chosen.layers), chosen.entropy, place.rank, place.sets)
+                rows.append((*row, jaccard(first, chosen.layers), float(np.mean(same)) if same else np.nan, len(same)))
     columns = ["target", "variant", "method", "layers", "entropy", "rank_before", "sets", "overlap", "same", "replicates"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -173,7 +171,7 @@ def similarity(fps: Sequence[Fingerprint | None], more: More | None = None) -> p
                 M = cka_matrix(grams, debiased)
                 pairs = M.numpy()[above]
                 agreement = float(spearmanr(before.setdefault(debiased, pairs), pairs).statistic)
-                found = " ".join(map(str, find_boundaries(transition_scores(M))))
+                found = spaced(find_boundaries(transition_scores(M)))
                 rows.append((fp.target, name, debiased, pairs.mean(), pairs.min(), agreement, found))
     return pd.DataFrame(rows, columns=["target", "variant", "debiased", "mean", "lowest", "agreement", "boundaries"])
 

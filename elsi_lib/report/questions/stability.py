@@ -16,8 +16,8 @@ from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report.figures import BLUE, GREY, ORANGE, _figure, _styled
 from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
-from elsi_lib.report.words import braces, plain
-from elsi_lib.selection import Selection, all_set_entropies, elsi, elsi_c, standing
+from elsi_lib.report.words import braces, plain, spaced
+from elsi_lib.selection import Selection, all_set_entropies, elsi, elsi_c, jaccard, standing
 from elsi_lib.survey import Survey
 from elsi_lib.tally import BLOCKS, DEFAULT, RHOS
 
@@ -47,7 +47,7 @@ def by_size(surveys: Sequence[Survey | None]) -> pd.DataFrame:
         for (first, m), of in survey.samples.groupby(["first_position", "m"], sort=False):
             whole = _set(of.loc[of["size"].idxmax(), "layers"])
             for size, groups in of.groupby("size"):
-                overlap = np.array([_jaccard(_set(layers), whole) for layers in groups["layers"]])
+                overlap = np.array([jaccard(_set(layers), whole) for layers in groups["layers"]])
                 low, high = _interval(overlap)
                 rows.append((
                     target, first, int(m), int(size), len(groups), float((overlap == 1).mean()), float(overlap.mean()), low, high,
@@ -81,8 +81,8 @@ def by_parameter(fps: Sequence[Fingerprint | None], surveys: Sequence[Survey | N
                 rank = place.rank
                 agreement = float(spearmanr(all_set_entropies(against, 3)[1], all_set_entropies(own, 3)[1]).statistic)
             rows.append((
-                fp.target, parameter, value, against is None and chosen is base, " ".join(map(str, chosen.layers)), chosen.entropy,
-                _jaccard(set(chosen.layers), set(base.layers)), rank, agreement,
+                fp.target, parameter, value, against is None and chosen is base, spaced(chosen.layers), chosen.entropy,
+                jaccard(chosen.layers, base.layers), rank, agreement,
             ))  # fmt: skip
     return pd.DataFrame(rows, columns=["target", "parameter", "value", "default", "layers", "entropy", "jaccard", "rank", "agreement"])
 
@@ -125,10 +125,6 @@ def _count(width: int | None) -> str:
 
 def _set(layers: str) -> set[int]:
     return set(map(int, layers.split()))
-
-
-def _jaccard(one: set[int], other: set[int]) -> float:
-    return len(one & other) / len(one | other)
 
 
 def _interval(values: np.ndarray, resamples: int = 2000) -> tuple[float, float]:

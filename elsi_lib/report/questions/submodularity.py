@@ -28,7 +28,7 @@ from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report.figures import BLUE, GREEN, ORANGE, _figure, _styled
 from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
-from elsi_lib.report.words import braces, markdown_table, plain
+from elsi_lib.report.words import braces, markdown_table, plain, spaced
 from elsi_lib.selection import elsi, exhaustive
 
 PLAIN, TRACE, F = "S₁", "S₁, layers of equal trace", "F = −tr K log K"
@@ -179,7 +179,7 @@ def searches(fps: Sequence[Fingerprint | None], largest: int = 4, resampled: int
                     drawn = again.get((m, width), np.array([]))
                     found = float((drawn <= 1e-9).mean()) if len(drawn) else math.nan
                     high = float(np.percentile(drawn, 97.5)) if len(drawn) else math.nan
-                    row = (fp.target, form, m, width, _text(layers), own, regret, rank, len(entropies), _text(best))
+                    row = (fp.target, form, m, width, spaced(layers), own, regret, rank, len(entropies), spaced(best))
                     rows.append((*row, found, high, len(drawn)))
     columns = ["target", "objective", "m", "width", "layers", "entropy", "regret", "rank", "sets", "optimum"]
     return pd.DataFrame(rows, columns=[*columns, "found", "regret_high", "replicates"])
@@ -434,7 +434,3 @@ def bound_finding(bound: pd.DataFrame) -> Finding:
         f"$S_1$ of layers of equal trace, two layers and more: {'; '.join(words)}."
     )
     return Finding(text, plain(text), values)
-
-
-def _text(layers: Sequence[int]) -> str:
-    return " ".join(map(str, layers))

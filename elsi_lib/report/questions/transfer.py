@@ -13,8 +13,8 @@ from elsi_lib.corpora import AGAIN, CONVERSATIONS
 from elsi_lib.report.figures import GREY, LAYER, _figure, _layer_axis, _styled
 from elsi_lib.report.findings import Finding, late_rise
 from elsi_lib.report.measures import timed
-from elsi_lib.report.words import braces, markdown_table, plain
-from elsi_lib.selection import all_set_entropies, elsi
+from elsi_lib.report.words import braces, markdown_table, plain, spaced
+from elsi_lib.selection import all_set_entropies, elsi, jaccard
 from elsi_lib.survey import Survey
 
 FIRST = {True: "kept", False: "dropped"}
@@ -59,11 +59,10 @@ def transfers(surveys: Sequence[Survey | None], m: int = 3) -> pd.DataFrame:
                 place = {tuple(layers): i for i, layers in enumerate(sets.tolist())}
                 for corpus, layers in chosen.items():
                     own = float(entropies[place[layers]])
-                    both = set(layers), set(chosen[judged])
                     rows.append((
-                        survey.target, first, corpus, judged, " ".join(map(str, layers)), own,
+                        survey.target, first, corpus, judged, spaced(layers), own,
                         max(float(entropies.max()) - own, 0.0), int((entropies > own + 1e-12).sum()) + 1, len(sets),
-                        len(both[0] & both[1]) / len(both[0] | both[1]), views[corpus].passport["prompts"]["used"],
+                        jaccard(layers, chosen[judged]), views[corpus].passport["prompts"]["used"],
                     ))  # fmt: skip
     about = ["target", "first_position", "chosen_on", "judged_on"]
     return pd.DataFrame(rows, columns=[*about, "layers", "entropy", "regret", "rank", "sets", "jaccard", "prompts"])
