@@ -199,6 +199,16 @@ def test_costs_are_those_of_the_passports(origin):
     assert "| 4 billion | 409,600 | 3.3 PFLOP |" in estimate() and "an estimate, not measured" in estimate()
 
 
+def test_a_stage_that_no_page_describes_is_shown_last(origin, tmp_path):
+    from page_costs import stages
+
+    about = json.loads((RESULTS / SMOLLM / "tau" / "passport.json").read_text())
+    about["seconds"]["a new stage"] = 12.0
+    (tmp_path / "passport.json").write_text(json.dumps(about))
+    *_, row, total = stages(dict(origin) | {f"{SMOLLM}/tau/passport.json": tmp_path / "passport.json"}).splitlines()
+    assert row.startswith("| a new stage |  | 12 |") and total.startswith("| **all** |")
+
+
 def test_served_ids_are_those_of_the_choice(origin):
     from page_serving import _config, configs, servable, serving_section
 

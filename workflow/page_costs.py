@@ -56,12 +56,13 @@ def stages(origin: Origin) -> str:
     studies = [json.loads(path.read_text(encoding="utf-8")) for path in found if path]
     if not studies:
         return f"**A study of tau**: {NOT_HERE}"
-    order = list(STAGES)
-    names = sorted({name for about in studies for name in about["seconds"]}, key=lambda name: (order.index(name.split()[0]), name))
+    order = {stage: place for place, stage in enumerate(STAGES)}
+    taken = {name for about in studies for name in about["seconds"]}
+    names = sorted(taken, key=lambda name: (order.get(name.split()[0], len(order)), name))
     rows = []
     for name in names:
         took = [_seconds(about["seconds"].get(name)) for about in studies]
-        rows.append((name.replace("=", " = "), STAGES[name.split()[0]], *took))
+        rows.append((name.replace("=", " = "), STAGES.get(name.split()[0], ""), *took))
     rows.append(("**all**", "", *(_seconds(sum(about["seconds"].values())) for about in studies)))
     whats = []
     for about in studies:
