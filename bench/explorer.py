@@ -29,6 +29,7 @@ from synthetic import fingerprint as synthetic  # noqa: E402
 PAGE = ROOT / "_build" / "html" / "book" / "explorer.html"
 LAYERS, REPEATS = 36, 5
 PATIENCE = 120_000  # milliseconds
+READY = "document.querySelector('#elsi-explorer').dataset.state === 'ready'"
 # Frames until the sentence on the set has changed and holds a number, then to the end of the frame that shows it.
 SHOWN = """
 const said = () => document.querySelector(".elsi-said").textContent;
@@ -50,22 +51,16 @@ SEARCH = f"""async (method) => {{ {SHOWN}
 }}"""
 
 
-def settle(page: Page) -> None:
-    """Wait until nothing on the page is computing."""
-    page.wait_for_timeout(50)
-    page.wait_for_function("!document.querySelector('#elsi-explorer progress')", timeout=PATIENCE)
-
-
 def open_fingerprint(page: Page, path: Path) -> str:
     """Show a file's fingerprint; gives its name in the address."""
     page.goto("about:blank")
     page.goto(PAGE.as_uri())
-    page.wait_for_function("document.querySelector('.elsi-facts data')", timeout=PATIENCE)
+    page.wait_for_function(READY, timeout=PATIENCE)
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Open your own fingerprint").click()
     chooser.value.set_files(path)
     page.wait_for_function(f"document.querySelectorAll('.elsi-strip button').length === {LAYERS}", timeout=PATIENCE)
-    settle(page)
+    page.wait_for_function(READY, timeout=PATIENCE)
     return page.evaluate("new URLSearchParams(location.hash.slice(1)).get('target')")
 
 
@@ -88,10 +83,10 @@ def main() -> None:
         for _ in range(REPEATS):  # a page of its own each time: it remembers what it has computed
             target = open_fingerprint(page, path)
             searches.append(page.evaluate(SEARCH, f"target={target}&method=exhaustive"))
-            settle(page)
+            page.wait_for_function(READY, timeout=PATIENCE)
         for button in page.locator(".elsi-strip button").all()[::3]:
             clicks.append(page.evaluate(CLICK, button.element_handle()))
-            settle(page)
+            page.wait_for_function(READY, timeout=PATIENCE)
         browser.close()
         fp = Fingerprint.load(path)
         torch.set_num_threads(1)

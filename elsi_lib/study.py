@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -29,7 +29,7 @@ from elsi_lib.provenance import code_version, environment
 from elsi_lib.report.study import FILES, write_steps
 from elsi_lib.report.words import spaced
 from elsi_lib.settings import Settings, results_root, results_roots
-from elsi_lib.speculative.answers import Answered, Answers, record, training_texts
+from elsi_lib.speculative.answers import Answers, record, training_texts
 from elsi_lib.speculative.checkpoint import load_draft, weights_hash
 from elsi_lib.speculative.dialogue import Dialogue, eos_ids, own_dialogues, sharegpt_dialogues, spec_bench_dialogues
 from elsi_lib.speculative.distill import CURVE, Recipe, Text, train
@@ -45,7 +45,6 @@ LIVE = (BASELINE, "ELSI m=3")  # rows decoded live
 PROMPT_TOKENS = 512  # longest training prompt
 BATCH = 64  # texts that the target continues at once
 SECONDS = "seconds.json"
-_Asked = TypeVar("_Asked", Dialogue, Answered)
 
 
 @dataclass(frozen=True)
@@ -165,11 +164,11 @@ def study_questions(settings: Settings) -> tuple[str, list[Dialogue]]:
         ) from error
 
 
-def spread(dialogues: Sequence[_Asked], n: int) -> list[_Asked]:
-    """n dialogues, taken in turn from each category, in each from its start; 0 takes all."""
+def spread(dialogues: Sequence[Any], n: int) -> list[Any]:
+    """n dialogues, to be answered or answered, taken in turn from each ``category``, in each from its start; 0 takes all."""
     if not n:
         return list(dialogues)
-    by_category: dict[str, list[_Asked]] = {}
+    by_category: dict[str, list[Any]] = {}
     for dialogue in dialogues:
         by_category.setdefault(dialogue.category, []).append(dialogue)
     rounds = [d for i in range(n) for own in by_category.values() for d in own[i : i + 1]]

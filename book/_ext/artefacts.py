@@ -6,6 +6,7 @@ do in the project, below data/results.
 """
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -84,11 +85,7 @@ def _runs(app, docname: str) -> dict[str, list[Path]]:
     notebook = Path(app.env.doc2path(docname))
     if notebook.suffix != ".ipynb":
         return {}
-    folders: dict[str, list[tuple[str, Path]]] = {}
-    for passport in sorted((Path(app.srcdir) / RESULTS).glob("*/*.json")):
-        about = json.loads(passport.read_text(encoding="utf-8"))
-        for sha in about.get("files", {}).values() if isinstance(about, dict) else ():
-            folders.setdefault(sha, []).append((passport.stem, passport.parent.relative_to(app.srcdir)))
+    folders = _by_content(Path(app.srcdir))
     found: dict[str, list[Path]] = {}
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
@@ -102,6 +99,17 @@ def _runs(app, docname: str) -> dict[str, list[Path]]:
                 if f"{name}.json" in listed.split(", "):
                     found.setdefault(name, []).append(folder)
                     break
+    return found
+
+
+@functools.cache  # once for a build: the sources do not change under it
+def _by_content(sources: Path) -> dict[str, list[tuple[str, Path]]]:
+    """Hash of a file -> the artefacts that have it, as name and folder below the sources."""
+    found: dict[str, list[tuple[str, Path]]] = {}
+    for passport in sorted((sources / RESULTS).glob("*/*.json")):
+        about = json.loads(passport.read_text(encoding="utf-8"))
+        for sha in about.get("files", {}).values() if isinstance(about, dict) else ():
+            found.setdefault(sha, []).append((passport.stem, passport.parent.relative_to(sources)))
     return found
 
 

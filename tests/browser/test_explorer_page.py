@@ -24,7 +24,7 @@ from synthetic import fingerprint as synthetic  # noqa: E402
 RESULTS = ROOT / "data" / "results"
 DEFAULT, BESIDE = "smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct"
 PATIENCE = 180_000  # milliseconds; machines may be slow and busy
-DONE = "!document.querySelector('#elsi-explorer progress') && document.querySelector('.elsi-facts data, .elsi-strip')"
+DONE = "document.querySelector('#elsi-explorer').dataset.state === 'ready'"
 SAID, NOTICE = ".elsi-said", ".elsi-notice"
 
 
@@ -47,7 +47,6 @@ def open_explorer(site, page, hash="", until=DONE):
 
 def settled(page):
     """All numbers are there."""
-    page.wait_for_timeout(50)
     page.wait_for_function(DONE, timeout=PATIENCE)
 
 
@@ -343,6 +342,22 @@ def test_the_page_answers_while_it_computes(explorer):
     page.locator(".elsi-strip button").nth(0).click()
     assert 0 in chosen(page)
     assert page.locator("progress[aria-label$=redraws]").count() == 0
+
+
+def test_a_target_that_arrives_late_leaves_the_view_alone(explorer, page, fp):
+    explorer("#method=exhaustive&m=1")
+    held = []
+    page.route(f"**/explorer/data/{BESIDE}.js", lambda route: held.append(route))
+    with page.expect_request(f"**/explorer/data/{BESIDE}.js"):
+        page.get_by_label("Target").select_option(BESIDE)
+    page.evaluate(f"location.hash = 'target={DEFAULT}&method=exhaustive&m=2'")
+    page.wait_for_selector("#elsi-explorer dd progress[aria-label$=redraws]", timeout=PATIENCE)
+    with page.expect_event("requestfinished"):
+        held.pop().continue_()
+    settled(page)
+    expected = describe_choice(fp, "exhaustive", 2)
+    assert chosen(page) == expected["layers"] and DEFAULT in page.locator(SAID).inner_text()
+    assert values(page, "stability")[0] == pytest.approx(expected["stability"]["share"])
 
 
 def test_a_site_without_fingerprints_says_what_to_do(site, page, mine):

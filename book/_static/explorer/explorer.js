@@ -147,10 +147,24 @@
     });
   }
 
+  /** Shows what the state asks for. The page's data-state is "ready" when all of it is there, for those who drive it by a program. */
   async function show() {
     const mine = ++turn;
     const stale = () => mine !== turn;
     stop();
+    root.dataset.state = "computing";
+    try {
+      await showTurn(stale);
+    } catch (error) {
+      if (!(error instanceof Elsi.Problem)) throw error;
+      if (stale()) return;
+      results.problem(`${error.message}.`);
+      draw({ chosen: [] });
+    }
+    if (!stale()) root.dataset.state = "ready";
+  }
+
+  async function showTurn(stale) {
     const { target, note } = resolve();
     if (!target) {
       notify("No fingerprint comes with this site yet: `make book` makes one. Your own can be opened here.", ...(note ? [note] : []));
@@ -158,16 +172,10 @@
       return;
     }
     if (note) notify(note);
-    try {
-      shown = await entryOf(target);
-      if (stale()) return;
-      await compute(target, stale);
-    } catch (error) {
-      if (!(error instanceof Elsi.Problem)) throw error;
-      if (stale()) return;
-      results.problem(`${error.message}.`);
-      draw({ chosen: [] });
-    }
+    const entry = await entryOf(target);
+    if (stale()) return;
+    shown = entry;
+    await compute(target, stale);
   }
 
   async function compute(target, stale) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -20,7 +21,7 @@ from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report.figures import BLUE, _figure, _layer_axis, _styled
 from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
-from elsi_lib.report.study import Results
+from elsi_lib.report.study import Results, read_study
 from elsi_lib.report.tau import holm
 from elsi_lib.report.tau_measures import entropy_against_tau, rank_correlation
 from elsi_lib.report.tau_tables import averages
@@ -193,6 +194,30 @@ def foretelling(data: pd.DataFrame, results: Results, resamples: int = 2_000, se
     table = pd.DataFrame(rows, columns=["criterion", "sets", "nodes", "temperature", "n", "rho", "p", "low", "high"])
     table.insert(7, "p_holm", table.groupby(["sets", "nodes", "temperature"])["p"].transform(holm))
     return table
+
+
+def beside_tau(
+    folder: str | Path | None,
+    fp: Fingerprint | None,
+    influence: Given | None = None,
+    probe: Given | None = None,
+    table: str = "table2",
+) -> tuple[pd.DataFrame | None, Finding]:
+    """What a study of a target says of every criterion, as numbers and in words.
+
+    Args:
+        folder: of the study, see :mod:`elsi_lib.report.study`; None where no tau of this target was measured.
+        fp: of the study's target; None for none.
+        table: see :func:`tau_finding`.
+
+    Returns:
+        From :func:`foretelling`, or None where there is no study; and :func:`tau_finding` of it.
+    """
+    if folder is None or fp is None:
+        return None, tau_finding(None, fp.target if fp else "a second target", table)
+    results = read_study(folder)
+    told = foretelling(against_tau(results, fp, influence, probe), results)
+    return told, tau_finding(told, fp.target, table)
 
 
 def _drawn_taus(results: Results, methods: list[str], nodes: int, temperature: float, resamples: int, seed: int) -> np.ndarray:
