@@ -154,8 +154,9 @@ def figure(data: pd.DataFrame) -> Figure:
             bottom.plot(of["size"], of["worst"], color=color, linewidth=0.9, linestyle=":")
         counts = data[(data["target"] == target) & (data["first_position"] == "kept") & (data["m"] == 3)]
         for size, groups in zip(counts["size"], counts["groups"], strict=True):
-            top.annotate(str(groups), (size, 0.02), ha="center", va="bottom", fontsize=7.5, color=GREY)
-        if counts["size"].max() > PAPER:
+            clear = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # of the line at the paper's number
+            top.annotate(str(groups), (size, 0.02), ha="center", va="bottom", fontsize=7.5, color=GREY, bbox=clear)
+        if counts["size"].max() >= PAPER:
             for ax in (top, bottom):
                 ax.axvline(PAPER, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
             place = {"xytext": (-3, 0), "textcoords": "offset points", "ha": "right", "fontsize": 7.5, "color": GREY}
