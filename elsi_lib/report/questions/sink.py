@@ -256,7 +256,7 @@ def _chosen_panel(ax: Axes, of: pd.DataFrame, looks: dict[str, tuple]) -> None:
                 ax.plot(layers, [y] * len(layers), linestyle="", marker="o", markersize=4.5, color=color)
                 best = of[(of["method"] == "exhaustive m=3") & (of["variant"] == name)]
                 if method == "ELSI m=3" and len(best):
-                    ax.plot([int(j) for j in best["layers"].iloc[0].split()], [y] * 3, **_RING)
+                    ax.plot([int(j) for j in best["layers"].iloc[0].split()], [y] * 3, clip_on=False, **_RING)
             y += 1
         if method != METHODS[2]:
             ax.axhline(y - 0.25, color="0.88", linewidth=0.8)
