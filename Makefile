@@ -16,6 +16,8 @@ ELSI_ASSETS ?= $(abspath $(wildcard ../shared))
 export ELSI_ASSETS
 # Threads that wait without spinning: with several processes at work on few cores, spinning costs several times the work.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Python keeps what it compiles, also where a container says not to: without that each of some sixty processes compiles torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
