@@ -85,15 +85,16 @@ def training_frame(rows, steps=120, heads=4, seed=0):
 
 
 def live_frame(questions=8, seconds_per_step=0.02, truth=TRUTH):
-    """The target alone makes one token a step in ``seconds_per_step``; a step with a draft takes 1.25 times that."""
+    """The prompt's pass gives an answer's first token. Then the target alone makes one token a step; each token of its takes
+    ``seconds_per_step``, a step with a draft 1.25 times that."""
     rows = []
     for number in range(questions):
         where = {"question_id": str(81 + 7 * number), "category": CATEGORIES[number % 5], "temperature": 0.0}
-        tokens = 120 + 12 * number
-        rows.append({**where, "method": "plain", "nodes": 0, "tokens": tokens, "steps": tokens,
+        tokens = 121 + 12 * number
+        rows.append({**where, "method": "plain", "nodes": 0, "tokens": tokens, "steps": tokens - 1,
                      "seconds": tokens * seconds_per_step, "peak_mb": 900})  # fmt: skip
         for method in ("EAGLE-3", "ELSI m=3", "prompt lookup"):
-            steps = round(tokens / truth[method][2])
+            steps = round((tokens - 1) / truth[method][2])
             rows.append({**where, "method": method, "nodes": 60, "tokens": tokens, "steps": steps,
                          "seconds": 1.25 * steps * seconds_per_step, "peak_mb": 1000 + number})  # fmt: skip
     return pd.DataFrame(rows)

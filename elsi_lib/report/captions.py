@@ -188,7 +188,8 @@ _TAU_TABLES = {
     "_speed": (
         "Live decoding on the machine that the passport names, batch 1, against the target alone on the same sampled questions. "
         "Speed-up: mean over questions of tokens per second, over the target's own mean; mean of ratios: of the questions' own "
-        "ratios. 95 % intervals over questions."
+        "ratios. 95 % intervals over questions. An answer's first token comes with its prompt's pass and counts for the speed, not "
+        "for tau."
     ),
 }
 for _table, _paper in (("table2", "Qwen3-4B"), ("table3", "Llama-3.1-8B")):

@@ -190,7 +190,8 @@ def speed(results: Results, *, resamples: int = RESAMPLES, seed: int = 0, level:
 
     Returns:
         Columns method, nodes, temperature, questions, speedup, speedup_low, speedup_high, ratio, ratio_low, ratio_high,
-        tokens_per_second, plain_tokens_per_second (means over questions), tau (live, pooled), peak_mb (largest).
+        tokens_per_second, plain_tokens_per_second (means over questions), tau (live, pooled; an answer's first token comes with
+        its prompt's pass, which is no step), peak_mb (largest).
 
     Raises:
         ElsiError: no run of the target alone at a temperature, seconds or tokens of 0 or less.
@@ -200,7 +201,9 @@ def speed(results: Results, *, resamples: int = RESAMPLES, seed: int = 0, level:
         return pd.DataFrame(columns=columns)
     if len(bad := live[(live["tokens"] > 0) & ~(live["seconds"] > 0)]):
         raise ElsiError(f"live.csv: {bad['seconds'].iloc[0]} seconds at question {bad['question_id'].iloc[0]}: measure it again")
-    summed = live.groupby(["method", "nodes", "temperature", "question_id"], dropna=False)[["tokens", "steps", "seconds"]].sum()
+    live = live.assign(later=(live["tokens"] - 1).clip(lower=0))
+    by_question = live.groupby(["method", "nodes", "temperature", "question_id"], dropna=False)
+    summed = by_question[["tokens", "later", "steps", "seconds"]].sum()
     summed = summed[summed["tokens"] > 0].reset_index().assign(speed=lambda of: of["tokens"] / of["seconds"])
     peak = live.groupby(["method", "nodes", "temperature"], dropna=False)["peak_mb"].max()
     plain = {t: of.set_index("question_id") for t, of in summed[summed["method"] == PLAIN].groupby("temperature")}
@@ -214,7 +217,7 @@ def speed(results: Results, *, resamples: int = RESAMPLES, seed: int = 0, level:
             raise ElsiError(f"live.csv: {method} at T = {temperature:g} shares no question with the target alone, method {PLAIN!r}")
         own, alone = of["speed"].to_numpy(), base.loc[of["question_id"], "speed"].to_numpy()
         ratios = _ratios(own, alone, resamples, seed, ((1 - level) / 2, (1 + level) / 2))
-        tau = of["tokens"].sum() / of["steps"].sum()
+        tau = of["later"].sum() / of["steps"].sum()
         more = (own.mean(), alone.mean(), tau, peak.loc[(method, nodes, temperature)])
         rows.append((method, nodes, temperature, len(own), *ratios, *more))
     place = {name: i for i, name in enumerate([PLAIN, *in_order(set(live["method"]) - {PLAIN})])}
