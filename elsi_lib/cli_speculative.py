@@ -1,4 +1,4 @@
-"""The commands of ``elsi`` that deal with drafts: train, evaluate, export.
+"""The commands of ``elsi`` that deal with drafts: train, evaluate, study, export.
 
 As in :mod:`elsi_lib.cli`, torch is imported inside the commands, results go to standard output and notes to standard error.
 """
@@ -113,6 +113,25 @@ def evaluate(
     out.evaluated(tau_table(totals), compare(totals, names[0]), about, output)
 
 
+def study(
+    target: TargetName,
+    preset: PresetOption = Preset.cpu,
+    prompts: Annotated[str, typer.Option(help="A data set of `elsi targets`, or a file of yours, for prompts.")] = "sharegpt",
+    questions: Annotated[Questions, typer.Option(help="Spec-Bench, or this project's own prompts.")] = Questions["spec-bench"],
+    seed: SeedOption = 0,
+) -> None:
+    """Make what tables 2 and 3 show: answers, drafts of all rows, accepted lengths, live decoding.
+
+    Results go to the folder that ELSI_RESULTS names, where the notebooks find them. Stopped at any moment, the same command goes on:
+    what was made is kept in the cache.
+    """
+    from elsi_lib.settings import Settings
+    from elsi_lib.study import run_study
+
+    settings = Settings(target=target, prompts=prompts, seed=seed, preset=str(preset), evaluation=str(questions))
+    print(f"saved     {run_study(settings, say=out.note)}")
+
+
 def _layer_set(text: str) -> tuple[int, ...]:
     from elsi_lib.errors import ElsiError
 
@@ -146,4 +165,5 @@ def register(app: typer.Typer) -> None:
     """Add these commands to ``elsi``."""
     app.command(short_help="Train drafts on the target's own answers.")(train)
     app.command(short_help="Measure tau of drafts on Spec-Bench.")(evaluate)
+    app.command(short_help="Make tables 2 and 3 anew: drafts and their tau.")(study)
     app.command(short_help="Write a trained draft for serving engines.")(export)

@@ -92,7 +92,7 @@ def test_choices_are_those_of_the_library():
 
 
 def test_help():
-    commands = ("targets", "fetch", "calibrate", "merge", "select", "show", "train", "evaluate", "export")
+    commands = ("targets", "fetch", "calibrate", "merge", "select", "show", "train", "evaluate", "study", "export")
     overview = done("--help").stdout
     assert done().stdout == done("-h").stdout == overview
     assert all(f"\n  {name} " in overview for name in commands)

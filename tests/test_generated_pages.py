@@ -138,7 +138,7 @@ def test_verdicts_of_made_up_taus(tmp_path, difference, ahead, behind):
     assert found["EAGLE-3 has a higher tau than EAGLE-2"].verdict == "agrees"
     # The control is last by its tau; that it is decidedly so takes the study itself.
     assert found["the set of low entropy has the lowest tau"].verdict == "not decided"
-    words = {"agrees": "it does:", "disagrees": "it does not:", "not decided": "it is not decided:"}
+    words = {"agrees": "ELSI's draft is ahead:", "disagrees": "ELSI's draft is behind:", "not decided": "it is not decided:"}
     assert f"On **made-up** {words[ahead]}" in tau_answer(given)
 
 

@@ -93,6 +93,14 @@ def test_a_study_resumes_and_leaves_all_its_results(place, monkeypatch):
     assert passport["code"]["speculative"] and passport["seconds"]["training"] > 0
     assert obtain_study(settings).status == "measured"
 
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "rows.csv").unlink()
+    common = ("--prompts", place / "talk.jsonl", "--preset", "quick", "--questions", "own")
+    again = elsi("study", place / "tiny", *common)  # goes on from what is kept: only the results are written
+    assert again.exit_code == 0 and again.stdout == f"saved     {folder}\n", again.output
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {n for n in before if before[n] != after[n]} <= {"passport.json"}  # seconds of another run
+
 
 def test_memory_is_of_a_process_of_its_own_and_its_failure_is_told(place):
     options = {"max_new_tokens": 2, "temperature": 0.0, "seed": 0}

@@ -19,6 +19,7 @@ from page_serving import configs, launch, servable
 from elsi_lib.errors import ElsiError
 from elsi_lib.layers import CONVENTIONS, engine_ids
 from elsi_lib.report.artefacts import status
+from elsi_lib.report.study import LOOKUP
 from elsi_lib.report.tables import reported, reported_variance_changes
 from elsi_lib.report.words import braces, markdown_table
 from elsi_lib.selection import layer_rule
@@ -66,7 +67,7 @@ NOTEBOOK_OF = {
     "open_submodularity_searches": "13_submodularity",
     "open_submodularity_guarantees": "13_submodularity",
 }
-COMMANDS = ("targets", "fetch", "calibrate", "merge", "select", "show", "train", "evaluate", "export")
+COMMANDS = ("targets", "fetch", "calibrate", "merge", "select", "show", "train", "evaluate", "study", "export")
 
 SHOWN_WITH_METHOD = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure7")
 
@@ -140,16 +141,18 @@ def _tau(origin: Origin) -> list[str]:
         of = of[of["nodes"] == of["nodes"].max()].set_index("method")
         drafts = of[of["layers"].notna()]
         order = [drafts["tau"].idxmax(), "EAGLE-3", "ELSI m=3", "lowest"]
-        parts = [
-            f"{row} {braces(of.loc[row, 'layers'])} {of.loc[row, 'tau']:.3f} ({of.loc[row, 'low']:.3f} to {of.loc[row, 'high']:.3f})"
-            for row in dict.fromkeys(order)
-        ]
+        parts = [f"{row} {braces(of.loc[row, 'layers'])} {_tau_of(of.loc[row])}" for row in dict.fromkeys(order)]
+        floor = f" Prompt lookup, which trains nothing, has {_tau_of(of.loc[LOOKUP])}." if LOOKUP in of.index else ""
         lines.append(
             f"- **{of['target'].iloc[0]}**, tau on {int(of['questions'].max())} questions of Spec-Bench, trees of "
             f"{int(of['nodes'].iloc[0])} nodes, T = {of['temperature'].iloc[0]:g}, with 95 % intervals, the highest of "
-            f"{drafts['layers'].nunique()} layer sets trained alike first: {'; '.join(parts)}."
+            f"{drafts['layers'].nunique()} layer sets trained alike first: {'; '.join(parts)}.{floor}"
         )
     return lines
+
+
+def _tau_of(row: pd.Series) -> str:
+    return f"{row['tau']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
 
 
 def _sink(origin: Origin) -> list[str]:

@@ -57,7 +57,8 @@ def tau_answer(origin: Origin) -> str:
         nodes = max(n for n, t in settings if t == temperature)
         rho, p, sets = _correlation(measured, nodes, temperature)
         of = _difference(differences, "ELSI m=3", "overall").query("nodes == @nodes and temperature == @temperature").iloc[0]
-        bought = {AGREES: "it does", DISAGREES: "it does not"}.get(decided(of["verdict"]), "it is not decided")
+        words = {AGREES: "ELSI's draft is ahead", DISAGREES: "ELSI's draft is behind"}
+        bought = words.get(decided(of["verdict"]), "it is not decided")
         lines.append(
             f"On **{measured['target'].iloc[0]}** {bought}: tau of the draft on ELSI's set of three is {_percent(of)} from that on "
             f"EAGLE-3's (trees of {nodes} nodes, T = {temperature:g}, 95 % interval over {int(of['questions'])} questions), and over "

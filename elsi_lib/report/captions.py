@@ -172,8 +172,8 @@ _TAU_TABLES = {
     "": (
         "tau, the mean number of tokens that one target step yields, by method, nodes of the draft tree and temperature: tokens "
         "over steps, pooled over all questions, with 95 % intervals from a bootstrap over questions. Loss is the mean "
-        "cross-entropy over the last tenth of training. The paper's values are for its own target, {paper}, stand apart and are "
-        "labelled as reported."
+        "cross-entropy of the last tenth of the reported batches, the same for all drafts. The paper's values are for its "
+        "own target, {paper}, stand apart and are labelled as reported."
     ),
     "_differences": (
         "Paired differences in tau to EAGLE-3 with 95 % intervals over questions, p from a permutation test within questions, and "
@@ -186,7 +186,8 @@ _TAU_TABLES = {
         "also as the mean over categories."
     ),
     "_speed": (
-        "Live decoding on the machine that the passport names, batch 1, against the target alone on the same sampled questions. "
+        "Live decoding on the machine that the passport names, batch 1, against the target alone on the same sampled questions; the "
+        "tree of 8 nodes is two levels deep and four wide. "
         "Speed-up: mean over questions of tokens per second, over the target's own mean; mean of ratios: of the questions' own "
         "ratios. 95 % intervals over questions. An answer's first token comes with its prompt's pass and counts for the speed, not "
         "for tau."

@@ -235,18 +235,19 @@ def training(data: pd.DataFrame, results: Results, table: str) -> Finding:
         return Finding("This study kept no learning curves.", "No learning curves.", {})
     rows = results.rows[results.rows["loss"].notna() & (results.rows["draft"] != "")].drop_duplicates("draft").set_index("method")
     best, worst = rows["loss"].idxmin(), rows["loss"].idxmax()
-    tokens = data["tokens"].max() / 1e6
+    tokens, steps = data["tokens"].max() / 1e6, results.training["step"].nunique()
+    tail = max(1, steps // 10)  # as in training itself
     lines = [
-        f"{data['draft'].nunique()} drafts saw {tokens:.2f} million tokens each. The loss over the last tenth is lowest for {best}, "
-        f"{rows.loc[best, 'loss']:.3f} nats, and highest for {worst}, {rows.loc[worst, 'loss']:.3f}."
+        f"{data['draft'].nunique()} drafts saw {tokens:.2f} million tokens each. The loss at the end, a mean over the last {tail} of "
+        f"{steps} reported batches, which all drafts share, is lowest for {best}, {rows.loc[best, 'loss']:.3f} nats, and highest for "
+        f"{worst}, {rows.loc[worst, 'loss']:.3f}."
     ]
     if {BASELINE, AGAIN} <= set(rows.index):
         apart = abs(rows.loc[AGAIN, "loss"] - rows.loc[BASELINE, "loss"])
         lines.append(f"The two trainings of {BASELINE}'s set end {apart:.3f} nats apart.")
-    seen = data["tokens"] / data["tokens"].max()
-    before, end = data.loc[(seen > 0.8) & (seen <= 0.9), "loss"].mean(), data.loc[seen > 0.9, "loss"].mean()
-    if not math.isnan(before):
-        lines.append(f"Over all drafts the loss still changed by {end - before:+.3f} nats from the tenth before to the last.")
+    last = results.training["step"].drop_duplicates().nlargest(tail)
+    ends = results.training[(results.training["draft"] == rows.loc[best, "draft"]) & results.training["step"].isin(last)]["loss"]
+    lines.append(f"Single batches of that stretch are far apart: {ends.min():.2f} to {ends.max():.2f} nats for {best}.")
     text = " ".join(lines)
     values = {f"{table}_lowest_loss": rows["loss"].min(), f"{table}_highest_loss": rows["loss"].max()}
     values[f"{table}_million_tokens"] = tokens

@@ -13,7 +13,7 @@ from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report.findings import late_rise
 from elsi_lib.report.questions import stability, transfer
-from elsi_lib.selection import elsi, exhaustive, standing
+from elsi_lib.selection import elsi, elsi_c, exhaustive, standing
 from elsi_lib.survey import Survey
 
 
@@ -62,7 +62,13 @@ def test_one_parameter_is_changed_at_a_time():
     again = data[data["parameter"] == "other prompts"].iloc[0]
     assert again["layers"] == " ".join(map(str, elsi(survey.corpora[AGAIN], 3).layers))
     text = stability.parameter_finding(data).text
-    assert text.startswith("**synthetic**: the default is {") and "$K_\\mathrm{beam}$" in text
+    assert text.startswith("**synthetic**: the default of ELSI m=3 is {") and "$K_\\mathrm{beam}$" in text
+    # What concerns ELSI-C is told of its own default, and other prompts are compared with one another, not with the default.
+    searched, pooled = text.split("the default of ELSI-C m=3 is {")
+    assert "K_\\mathrm{pool}" in pooled and "K_\\mathrm{pool}" not in searched
+    assert pooled.startswith(", ".join(map(str, elsi_c(fp, 3).layers)) + "}.") and "other prompts" not in text
+    whose = "the default's" if elsi(survey.corpora[AGAIN], 3).layers == elsi(fp, 3).layers else "not the default's"
+    assert text.endswith(f"that set is {whose}.")
     assert len(stability.parameter_figure(data, {"synthetic": 8}).axes) == 1
     with pytest.raises(ElsiError, match="at least one fingerprint"):
         stability.parameter_figure(data.iloc[:0], {})

@@ -486,7 +486,10 @@ def tau_finding(told: pd.DataFrame | None, target: str, table: str = "table2") -
     everything = told[told["sets"] == ALL_SETS]
     signs = everything[everything["criterion"] == "entropy"]["rho"]
     settled = bool((shown["p_holm"] < 0.05).any())
-    head = "**Some criterion foretells tau here**" if settled else "**No criterion is shown to foretell tau**"
+    count = int((shown["p_holm"] < 0.05).groupby(shown["criterion"]).any().sum())
+    head = "**No criterion is shown to foretell tau**"
+    if settled:
+        head = f"**{count} of {shown['criterion'].nunique()} criteria go with tau over these sets**"
     text = (
         f"{head} ({place}).\n\n" + "\n".join(lines) + f"\n\nWith {int(few)} sets of three a rank correlation has to reach about "
         f"{_needed(int(few)):.2f} to have p < 0.05 for one criterion alone, and more for the best of many. The sets were not "

@@ -26,6 +26,8 @@ WIDTHS = (1, 2, 5, None)  # of the expansion and of the pool; 10 is the default
 FIRST = {"kept": BLUE, "dropped": ORANGE}
 FEW = 5  # groups; fewer give no interval
 PAPER = 200  # prompts of the paper's calibration
+ELSI, POOLED = "ELSI m=3", "ELSI-C m=3"
+OTHERS = "other prompts"
 SYMBOLS = {f"K_{part}": f"$K_\\mathrm{{{part}}}$" for part in ("beam", "expand", "pool")} | {"rho": "$\\rho$", "B": "$B$"}
 
 
@@ -94,12 +96,12 @@ def _variations(fp: Fingerprint, survey: Survey | None) -> Iterator[Variation]:
     """Parameter, value, the default's fingerprint, the choice, the fingerprint it was made on where that is another, and the default
     choice."""
     base, pooled = elsi(fp, 3), elsi_c(fp, 3)
-    yield "default", "ELSI m=3", fp, base, None, base
+    yield "default", ELSI, fp, base, None, base
     for width in BEAMS:
         yield "K_beam", _count(width), fp, elsi(fp, 3, k_beam=width), None, base
     for width in WIDTHS:
         yield "K_expand", _count(width), fp, elsi(fp, 3, k_expand=width), None, base
-    yield "default", "ELSI-C m=3", fp, pooled, None, pooled
+    yield "default", POOLED, fp, pooled, None, pooled
     for width in WIDTHS:
         yield "K_pool", _count(width), fp, elsi_c(fp, 3, k_pool=width), None, pooled
     if survey is None:
@@ -116,7 +118,7 @@ def _variations(fp: Fingerprint, survey: Survey | None) -> Iterator[Variation]:
         yield "precision", f"{one} → {other}", fp, chosen, own, base
     if {CONVERSATIONS, AGAIN} <= survey.corpora.keys():
         one, other = survey.corpora[CONVERSATIONS], survey.corpora[AGAIN]
-        yield "other prompts", "", one, elsi(other, 3), other, elsi(one, 3)
+        yield OTHERS, "", one, elsi(other, 3), other, elsi(one, 3)
 
 
 def _count(width: int | None) -> str:
@@ -245,19 +247,29 @@ def parameter_finding(data: pd.DataFrame) -> Finding:
     """What the numbers of :func:`by_parameter` say."""
     sentences, values = [], {}
     for target, of in data.groupby("target", sort=False):
-        changed = of[of["parameter"] != "default"]
-        parts = []
+        defaults = dict(of.loc[of["parameter"] == "default", ["value", "layers"]].to_numpy())
+        parts = {method: [] for method in defaults}
+        same = {method: [] for method in defaults}
+        changed = of[~of["parameter"].isin(["default", OTHERS])]
         for parameter, rows in changed.groupby("parameter", sort=False):
-            different = rows[rows["jaccard"] < 1]
-            values[f"{target}_{parameter}_changed".replace(" ", "_")] = len(different)
+            method = POOLED if parameter == "K_pool" else ELSI
+            name, different = SYMBOLS.get(parameter, parameter), rows[rows["jaccard"] < 1]
+            values[f"{target}_{parameter}_changed"] = len(different)
             if len(different):
-                sets = [f"{row.value}: {braces(row.layers)}".removeprefix(": ") for row in different.itertuples()]
-                name = SYMBOLS.get(parameter, parameter)
-                parts.append(f"{name} changes it in {len(different)} of {len(rows)} values ({'; '.join(sets)})")
-        same = [SYMBOLS.get(p, p) for p, rows in changed.groupby("parameter", sort=False) if (rows["jaccard"] == 1).all()]
-        default = of[(of["parameter"] == "default")].iloc[0]
-        text = f"**{target}**: the default is {braces(default['layers'])}. " + "; ".join(parts)
-        text += ("" if not parts else ". ") + (f"It stays under all of {', '.join(same)}." if same else "")
+                sets = [f"{row.value}: {braces(row.layers)}" for row in different.itertuples()]
+                parts[method].append(f"{name} changes it in {len(different)} of {len(rows)} values ({'; '.join(sets)})")
+            else:
+                same[method].append(name)
+        text = f"**{target}**: "
+        for method, layers in defaults.items():
+            text += f"the default of {method} is {braces(layers)}. "
+            text += f"{'; '.join(parts[method])}. " if parts[method] else ""
+            text += f"It stays under all of {', '.join(same[method])}. " if same[method] else ""
+        for row in of[of["parameter"] == OTHERS].itertuples():
+            values[f"{target}_other_prompts_changed"] = int(row.jaccard < 1)
+            whose = "the default's" if row.layers == defaults[ELSI] else "not the default's"
+            text += f"Of two disjoint samples of fewer and shorter conversations ELSI chooses {braces(row.layers)} on the second, "
+            text += f"{'as' if row.jaccard == 1 else 'and not'} on the first; that set is {whose}."
         sentences.append(text.strip())
     alt = (
         "Rows of dots on the layer axis, one row per value of a parameter and one panel per target; blue where the set is the "
