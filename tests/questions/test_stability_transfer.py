@@ -64,7 +64,7 @@ def test_one_parameter_is_changed_at_a_time():
     text = stability.parameter_finding(data).text
     assert text.startswith("**synthetic**: the default of ELSI m=3 is {") and "$K_\\mathrm{beam}$" in text
     # What concerns ELSI-C is told of its own default, and other prompts are compared with one another, not with the default.
-    searched, pooled = text.split("the default of ELSI-C m=3 is {")
+    searched, pooled = text.split("The default of ELSI-C m=3 is {")
     assert "K_\\mathrm{pool}" in pooled and "K_\\mathrm{pool}" not in searched
     assert pooled.startswith(", ".join(map(str, elsi_c(fp, 3).layers)) + "}.") and "other prompts" not in text
     whose = "the default's" if elsi(survey.corpora[AGAIN], 3).layers == elsi(fp, 3).layers else "not the default's"

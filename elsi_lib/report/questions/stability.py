@@ -262,7 +262,7 @@ def parameter_finding(data: pd.DataFrame) -> Finding:
                 same[method].append(name)
         text = f"**{target}**: "
         for method, layers in defaults.items():
-            text += f"the default of {method} is {braces(layers)}. "
+            text += f"{'the' if method == ELSI else 'The'} default of {method} is {braces(layers)}. "
             text += f"{'; '.join(parts[method])}. " if parts[method] else ""
             text += f"It stays under all of {', '.join(same[method])}. " if same[method] else ""
         for row in of[of["parameter"] == OTHERS].itertuples():
