@@ -49,6 +49,7 @@ def train(
     settings = Settings(target=target, prompts=prompts, seed=seed, preset=str(preset))
     sets = [_layer_set(text) for text in layers or ()]
     from elsi_lib import study
+    from elsi_lib.selection import check_layers
     from elsi_lib.speculative import distill
     from elsi_lib.speculative.grid import Row
     from elsi_lib.targets import load_target
@@ -59,6 +60,7 @@ def train(
 
         sets = [elsi(obtain_fingerprint(settings)[0], 3).layers]
     loaded = load_target(target)
+    sets = [check_layers(chosen, loaded.num_layers) for chosen in sets]  # before the target answers a single prompt
     rows = [Row(",".join(map(str, chosen)), tuple(sorted(chosen))) for chosen in sets]
     if dry_run:
         from elsi_lib.plan import plan_training

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from elsi_lib.errors import ElsiError
+
 ROOT = Path(__file__).resolve().parents[1]
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
 ENTRIES = [TOC["root"], *(chapter["file"] for part in TOC["parts"] for chapter in part["chapters"])]
@@ -42,6 +44,8 @@ def test_the_readme_says_what_the_committed_results_say(workflow):
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert with_answer(readme) == readme and "nats" in readme.partition("<!-- answer -->")[2].partition("<!-- /answer -->")[0]
+    with pytest.raises(ElsiError, match="<!-- answer --> is expected once"):
+        with_answer("# a readme without a place for it\n")
 
 
 def test_included_parts_are_those_that_are_generated(workflow):

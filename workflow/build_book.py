@@ -197,9 +197,17 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def with_answer(readme: str) -> str:
-    """The README with what the committed results say between its two markers."""
+    """The README with what the committed results say between its two markers.
+
+    Raises:
+        ElsiError: a marker is missing: the text would have no place.
+    """
     from generated_pages import answer
 
+    from elsi_lib.errors import ElsiError
+
+    if missing := [mark for mark in ("<!-- answer -->\n", "<!-- /answer -->\n") if readme.count(mark) != 1]:
+        raise ElsiError(f"README.md: the line {missing[0].strip()} is expected once; between the two stands what the results say")
     before, begin, rest = readme.partition("<!-- answer -->\n")
     _, end, after = rest.partition("<!-- /answer -->\n")
     text = answer({name: path for path, name in _files(COMMITTED)})
