@@ -148,24 +148,27 @@ def test_verdicts_of_made_up_taus(tmp_path, difference, ahead, behind):
 def test_agreements_have_the_numbers_of_the_results(origin):
     from page_agreements import agreements, rows
 
-    found = {(row.claim, row.target): row for row in rows(origin)}
+    found = {(row.claim, row.target, row.here.partition(", ")[0]): row for row in rows(origin)}
     differences = csv("table2_differences")
     of = differences[
         (differences["average"] == "pooled") & (differences["method"] == "ELSI m=3") & (differences["baseline"] == "EAGLE-3")
     ]
-    for task, group in (("translation", "translation"), ("STEM", "stem"), (None, "overall")):
-        claim = f"table 2: ELSI m=3 gains on EAGLE-3 in {task}" if task else "table 2: ELSI m=3 has a higher tau than EAGLE-3"
-        row, rows_ = found[claim, SMOLLM], of[of["group"] == group]
-        assert len(rows_) == 2
-        for one in rows_.itertuples():
-            text = f"{one.nodes} nodes {one.percent:+.1f} % [{one.percent_low:+.1f}, {one.percent_high:+.1f}]"
-            assert text in row.here
-        words = set(rows_["verdict"])
-        assert row.verdict == {"above": "agrees", "below": "disagrees"}.get(words.pop(), "not decided") or words
+    assert set(of["temperature"]) == {0.0, 1.0}
+    for temperature, here in of.groupby("temperature"):
+        for task, group in (("translation", "translation"), ("STEM", "stem"), (None, "overall")):
+            claim = f"table 2: ELSI m=3 gains on EAGLE-3 in {task}" if task else "table 2: ELSI m=3 has a higher tau than EAGLE-3"
+            row, rows_ = found[claim, SMOLLM, f"T = {temperature:g}"], here[here["group"] == group]
+            assert len(rows_) == 2
+            for one in rows_.itertuples():
+                text = f"{one.nodes} nodes {one.percent:+.1f} % [{one.percent_low:+.1f}, {one.percent_high:+.1f}]"
+                assert text in row.here
+            words = set(rows_["verdict"])
+            assert row.verdict == {"above": "agrees", "below": "disagrees"}.get(words.pop(), "not decided") or words
     where = {"target": SMOLLM, "quantity": "change", "positions": "kept", "depth": "early", "reading": "block averages"}
     changes = csv("figure4").query("first_position == 'kept'")
     (early,) = changes[(changes[list(where)] == pd.Series(where)).all(axis=1)].itertuples()
-    row = found["figure 4: the token filter lowers the variance between prompts, early third", SMOLLM]
+    claim = "figure 4: the token filter lowers the variance between prompts, early third"
+    (row,) = [row for row in rows(origin) if (row.claim, row.target) == (claim, SMOLLM)]
     assert f"block averages {early.value:+.1f} % [{early.low:+.1f}, {early.high:+.1f}]" in row.here
     text = agreements(origin)
     verdicts = re.findall(r"\| \*\*(.+?)\*\* \|$", text, re.M)
