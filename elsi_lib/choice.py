@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +13,18 @@ from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.layers import engine_ids
 from elsi_lib.provenance import code_version
-from elsi_lib.selection import EXHAUSTIVE_LIMIT, RULES, Standing, all_set_entropies, layer_rule, select, stability, standing
+from elsi_lib.selection import (
+    EXHAUSTIVE_LIMIT,
+    RULES,
+    TIE,
+    Standing,
+    all_set_entropies,
+    layer_rule,
+    redundancy,
+    select,
+    stability,
+    standing,
+)
 
 BASELINES = ("eagle2", "eagle3", "eagle3-code")
 # Set entropies that the stability of an exhaustive search may cost: about two minutes on one core at B = 32.
@@ -136,21 +146,16 @@ def _servable(
         return {"rank": place.rank, "sets": place.sets, "regret": place.regret}
     every, entropies = all_set_entropies(fp, len(layers), among, **reading)
     own = entropies[(every == torch.tensor(layers)).all(-1)][0]
-    return {"rank": int((entropies > own).sum()) + 1, "sets": len(every), "regret": float(entropies.max() - own)}
+    return {"rank": int((entropies > own + TIE).sum()) + 1, "sets": len(every), "regret": float(entropies.max() - own)}
 
 
 def _mean_cka(fp: Fingerprint, layers: tuple[int, ...], debiased: bool, notes: dict[str, Any]) -> float | None:
-    """Mean CKA over the pairs of a set, as :class:`~elsi_lib.selection.Standing` has it; None for one layer or too few rows."""
-    pairs = list(itertools.combinations(layers, 2))
-    key = "redundancy_debiased" if debiased else "redundancy"
-    if not pairs:
-        notes[key] = "one layer has no pairs"
+    """:func:`~elsi_lib.selection.redundancy`, or None with a note where the set has none."""
+    try:
+        return redundancy(fp, layers, debiased)
+    except ElsiError as err:
+        notes["redundancy_debiased" if debiased else "redundancy"] = str(err)
         return None
-    if fp.block < (4 if debiased else 2):
-        notes[key] = f"CKA needs more rows than block = {fp.block}"
-        return None
-    M = fp.cka(debiased)
-    return sum(float(M[pair]) for pair in pairs) / len(pairs)
 
 
 def _stability(

@@ -36,20 +36,22 @@ def linear_cka(X: Tensor, Y: Tensor, debiased: bool = False) -> float:
     return float(cka_matrix(torch.stack([X @ X.mT, Y @ Y.mT]), debiased)[0, 1])
 
 
-def cka_matrix(grams: Tensor, debiased: bool = False) -> Tensor:
-    """CKA between all pairs of layers.
+def cka_matrix(grams: Tensor, debiased: bool = False, *, among: Sequence[int] | None = None) -> Tensor:
+    """CKA between all pairs of layers, or of those among the layers named.
 
     Args:
         grams: (..., N, T, T) Gram matrices over the same T rows.
         debiased: see :func:`linear_cka`.
+        among: n layers, in the order wanted; None for all.
 
     Returns:
-        (..., N, N) float64, symmetric, ones on the diagonal.
+        (..., N, N) or (..., n, n) float64, symmetric, ones on the diagonal.
 
     Raises:
         ElsiError: too few rows, NaN or infinity, or a layer whose rows are all equal.
     """
-    K = grams.to(torch.float64)
+    layers = range(grams.shape[-3]) if among is None else list(among)
+    K = (grams if among is None else grams[..., layers, :, :]).to(torch.float64)
     rows = K.shape[-1]
     least = 4 if debiased else 2
     if rows < least:
@@ -62,7 +64,7 @@ def cka_matrix(grams: Tensor, debiased: bool = False) -> Tensor:
     own = hsic.diagonal(dim1=-2, dim2=-1)
     constant = own <= 1e-24 * torch.linalg.matrix_norm(K) ** 2  # what rounding leaves of equal rows, centred
     if constant.any():
-        raise ElsiError(f"layer {int(constant.nonzero()[0, -1])}: all rows are equal, so its CKA is undefined")
+        raise ElsiError(f"layer {layers[int(constant.nonzero()[0, -1])]}: all rows are equal, so its CKA is undefined")
     norm = own.sqrt()
     M = hsic / (norm[..., :, None] * norm[..., None, :])
     M.diagonal(dim1=-2, dim2=-1).fill_(1.0)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from elsi_lib.errors import ElsiError
-from elsi_lib.selection import check_layers
+from elsi_lib.selection import check_layers, is_whole
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def from_layer_ids(ids: Iterable[int], num_layers: int, convention: str) -> tupl
     """
     rule, ids = _convention(convention), tuple(ids)
     first, end = rule.offset, rule.offset + num_layers - bool(rule.last)
-    if any(isinstance(i, bool) or int(i) != i or not first <= i < end for i in ids):
+    if any(not is_whole(i) or not first <= i < end for i in ids):
         why = f" ({rule.last})" if rule.last and end in ids else ""
         raise ElsiError(f"{convention} ids {ids} outside {first}..{end - 1} of a model of {num_layers} layers{why}")
     layers = check_layers((i - rule.offset for i in ids), num_layers, f"a model of {num_layers} layers")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ Scored = tuple[tuple[int, ...], float]  # a layer set and its entropy in nats
 RULES = ("eagle2", "eagle3", "eagle3-code", "uniform", "last")
 METHODS = ("elsi", "elsi-c", "exhaustive", "lowest", *RULES)
 EXHAUSTIVE_LIMIT = 1_000_000  # about a minute on one core at B = 32
+TIE = 1e-12  # nats; sets whose entropies are nearer than this share a rank: rounding
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def check_layers(layers: Iterable[int], num_layers: int, of: str = "the target")
     given = tuple(layers)
     if not given:
         raise ElsiError(f"an empty layer set for {of}: name at least one layer of 0..{num_layers - 1}")
-    if any(not _is_whole(j) for j in given):
+    if any(not is_whole(j) for j in given):
         raise ElsiError(f"layer set {given}: layers are whole numbers, 0..{num_layers - 1}")
     if any(not 0 <= j < num_layers for j in given):
         raise ElsiError(f"layer set {given} outside 0..{num_layers - 1} of {of}")
@@ -82,7 +84,7 @@ def elsi(
         m: size of the set.
         k_beam: sets that survive at each size (paper: 10); None keeps all.
         k_expand: layers by which each set is extended, best first (not stated in the paper); None tries all. With both None the
-            result is the exhaustive optimum.
+            result is the best of all sets that the rule below allows.
         after_midpoint: where the rule "the high-entropy singleton lies after the midpoint" (layer >= N // 2) applies:
             ``"singletons"`` for m = 1 (default), ``"seeds"`` for the beam's seeds at every m, ``"never"``.
         among: layers that may be chosen, e.g. :func:`~elsi_lib.layers.servable_layers` of an engine; None for all.
@@ -163,6 +165,15 @@ def exhaustive(
     return Selection(*best[0], name, (best,), {"m": m, "among": among and list(among), **_reading(reading)})
 
 
+def layer_sets(layers: Iterable[int], m: int) -> Tensor:
+    """Every set of m of the layers, in the order of :func:`itertools.combinations`: (C, m) int64.
+
+    ``torch.combinations`` picks them out of a grid of n^m cells, which for a dozen of 24 layers does not fit in any memory.
+    """
+    flat = itertools.chain.from_iterable(itertools.combinations(layers, m))
+    return torch.from_numpy(np.fromiter(flat, np.int64)).reshape(-1, m)
+
+
 def all_set_entropies(
     fp: Fingerprint | Tensor, m: int, among: Sequence[int] | None = None, **reading: Any
 ) -> tuple[Tensor, Tensor]:
@@ -178,7 +189,7 @@ def all_set_entropies(
     count = math.comb(n, m)
     if count > EXHAUSTIVE_LIMIT:
         raise ElsiError(f"{count:,} sets of {m} of {n} layers: too many to try one by one; use the method elsi with a wide beam")
-    sets = torch.combinations(torch.tensor(allowed), m)
+    sets = layer_sets(allowed, m)
     parts = []
     for chunk in sets.split(2048):
         K = grams[chunk[:, 0]].clone()
@@ -249,7 +260,7 @@ class Standing:
         sets: how many sets there are.
         optimum: the set of highest entropy.
         regret: nats below the optimum, >= 0.
-        redundancy: mean CKA over the set's pairs; NaN for one layer.
+        redundancy: mean CKA over the set's pairs; NaN where there is none, see :func:`redundancy`.
     """
 
     layers: tuple[int, ...]
@@ -268,17 +279,38 @@ def standing(fp: Fingerprint | Tensor, layers: Sequence[int], *, debiased: bool 
     sets, entropies = all_set_entropies(fp, len(layers), **reading)
     own = entropies[(sets == torch.tensor(layers)).all(-1)][0]
     best = int(entropies.argmax())
-    M = cka_matrix(_grams(fp), debiased)
-    pairs = [float(M[i, j]) for i, j in itertools.combinations(layers, 2)]
     return Standing(
         layers=layers,
         entropy=float(own),
-        rank=int((entropies > own).sum()) + 1,
+        rank=int((entropies > own + TIE).sum()) + 1,
         sets=len(sets),
         optimum=tuple(sets[best].tolist()),
         regret=float(entropies[best] - own),
-        redundancy=sum(pairs) / len(pairs) if pairs else math.nan,
+        redundancy=redundancy_or_nan(fp, layers, debiased),
     )
+
+
+def redundancy(fp: Fingerprint | Tensor, layers: Sequence[int], debiased: bool = False) -> float:
+    """Mean CKA over the pairs of a layer set, 0 to 1 (debiased also below 0).
+
+    Raises:
+        ElsiError: one layer has no pairs; too few rows for CKA, or a layer of the set whose rows are all equal.
+    """
+    grams = _grams(fp)
+    layers = check_layers(layers, len(grams))
+    if len(layers) == 1:
+        raise ElsiError("one layer has no pairs")
+    M = cka_matrix(grams, debiased, among=layers)
+    row, column = torch.triu_indices(len(layers), len(layers), 1)
+    return float(M[row, column].mean())
+
+
+def redundancy_or_nan(fp: Fingerprint | Tensor, layers: Sequence[int], debiased: bool = False) -> float:
+    """:func:`redundancy`, or NaN where the set has none."""
+    try:
+        return redundancy(fp, layers, debiased)
+    except ElsiError:
+        return math.nan
 
 
 @dataclass(frozen=True)
@@ -391,16 +423,17 @@ def _prepared(fp: Fingerprint | Tensor, reading: dict[str, Any]) -> tuple[Tensor
     return prepare_grams(_grams(fp), reading["center"], reading["normalize"]), reading["alpha"]
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number: Python's or numpy's, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _check_size(m: int, num_layers: int) -> None:
-    if not _is_whole(m) or not 1 <= m <= num_layers:
+    if not is_whole(m) or not 1 <= m <= num_layers:
         raise ElsiError(f"m = {m} outside 1..{num_layers}: there are {num_layers} layers to choose from")
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:
-    if value is not None and not (_is_whole(value) and value >= 1):
+    if value is not None and not (is_whole(value) and value >= 1):
         raise ElsiError(f"{name} = {value}: at least 1, or None for no limit")
     return value

@@ -69,11 +69,14 @@ def test_verdict_of_an_interval():
 
 
 def test_verdict_of_a_difference_and_of_a_share():
-    from page_agreements import decided, near
+    from page_agreements import decided, near, within
 
     assert [decided(word) for word in ("above", "below", "not decided", "same draft")] == ["agrees", "disagrees", *["not decided"] * 2]
     assert decided("below", above=False) == "agrees"
-    assert near(98.9, 99.6, 99) and near(97.0, 98.5001, 99) and not near(99.6, 100.2, 99)
+    assert near(98.9, 99.6, 99) == near(97.0, 98.5001, 99) == "agrees" and near(99.6, 100.2, 99) == "disagrees"
+    assert near(float("nan"), float("nan"), 99) == within(float("nan"), float("nan"), 1) == "not decided"
+    assert within(-0.01, 0.02, 0.02) == "agrees" and within(-0.03, 0.01, 0.02) == "not decided"
+    assert within(0.021, 0.05, 0.02) == within(-0.05, -0.021, 0.02) == "disagrees"
 
 
 def test_verdict_of_compartments():
@@ -185,6 +188,7 @@ def test_rules_on_the_page_are_those_of_the_code():
     assert f"correlation along depth of {code.SAME_SHAPE} or more agrees, below {code.OTHER_SHAPE} disagrees" in page
     assert f"pairs of inner layers at {code.NEAR_ONE} or more" in page
     assert f"below {code.LEVEL}" in page and "a sixth of the layers" in page and code.LARGE == 1 / 6
+    assert f"**Within {code.ALIKE:g} tokens**" in page
 
 
 def test_costs_are_those_of_the_passports(origin):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ import pandas as pd
 from page_parts import NOT_HERE, Origin, notebook_link, read_csv, read_passport, study_passport
 
 from elsi_lib.report.tables import reported
-from elsi_lib.report.tau_measures import rank_correlation
+from elsi_lib.report.tau_measures import REPORTED_TASKS, REPORTED_TASKS_T1, rank_correlation
+from elsi_lib.report.tau_tables import settings_of
 from elsi_lib.report.words import markdown_table, p_value
 
 AGREES, DISAGREES, PARTLY, OPEN, NOT_RUN = "agrees", "disagrees", "partly", "not decided", "not run here"
@@ -19,7 +21,7 @@ LEVEL = 0.05
 NEAR_ONE = 0.95  # CKA
 LARGE = 1 / 6  # share of the layers that a large compartment holds
 SAME_SHAPE, OTHER_SHAPE = 0.9, 0.5  # rank correlation along depth
-TASKS = {"translation": "translation", "summarization": "summarization", "STEM": "stem"}
+ALIKE = 0.017  # tokens; within which the paper has the average tau of ELSI m = 1, 2, 3 (Llama-3.1-8B)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def tau_answer(origin: Origin) -> str:
         if taus is None or differences is None:
             continue
         measured = taus[(taus["origin"] == "measured") & taus["layers"].notna()]
-        settings = _settings(measured)
+        settings = settings_of(measured)
         temperature = min(t for _, t in settings)
         nodes = max(n for n, t in settings if t == temperature)
         rho, p, sets = _correlation(measured, nodes, temperature)
@@ -296,7 +298,7 @@ def _tau_claims(name: str, label: str, measured: pd.DataFrame | None, temperatur
         about = float(_value("tau of ELSI m=1 as a share of EAGLE3's", paper[1]))
         ends = [(row.nodes, 100 + row.percent, 100 + row.percent_low, 100 + row.percent_high) for row in rows_.itertuples()]
         words = [f"{nodes} nodes {share:.1f} % [{low:.1f}, {high:.1f}]" for nodes, share, low, high in ends]
-        parts = [AGREES if near(low, high, about) else DISAGREES for _, _, low, high in ends]
+        parts = [near(low, high, about) for _, _, low, high in ends]
         add("ELSI m=1 comes near EAGLE-3", said, parts, "; ".join(words))
     said = "; ".join(_said_pair("EAGLE3", "EAGLE2", nodes) for nodes in (30, 60) if _said_pair("EAGLE3", "EAGLE2", nodes))
     rows_ = None if of is None else _difference(of, "EAGLE-2", "overall")
@@ -309,13 +311,19 @@ def _tau_claims(name: str, label: str, measured: pd.DataFrame | None, temperatur
     against_eagle2("ELSI m=1", "ELSI m=1 has a higher tau than EAGLE-2", _said(gain.format("ELSI m=1 over EAGLE2"), paper[1]))
     said = f"called the worst; {_said_pair('negative control', 'EAGLE2', 30)}"
     add("the set of low entropy has the lowest tau", said, *_last(name, measured, of, temperature, origin))
-    for task, group in TASKS.items():
+    for task, group in REPORTED_TASKS.items():
         said = _said(f"gain in tau by task, ELSI m=3 over EAGLE3, {task}", paper[0])
         against("ELSI m=3", f"ELSI m=3 gains on EAGLE-3 in {task}", said, group)
+    if temperature == 1:
+        for task in REPORTED_TASKS_T1:
+            claim = f"ELSI m=3 {'loses to' if task == 'writing' else 'gains on'} EAGLE-3 in {task}"
+            against("ELSI m=3", claim, _said(f"gain in tau by task, T=1, {task}", paper[1]), task, above=task != "writing")
+    said = f"{_said('spread of the average tau of ELSI m=1, 2, 3', paper[1])} of averages over settings"
+    add(f"tau of ELSI m=1, 2 and 3 lies within {ALIKE:g} tokens", said, *_spread(name, temperature, of, origin))
     parts, words = None, []
     if measured is not None:
         parts = []
-        for nodes, at in _settings(measured):
+        for nodes, at in settings_of(measured):
             if at == temperature:
                 rho, p, sets = _correlation(measured, nodes, at)
                 parts.append(OPEN if not p < LEVEL else AGREES if rho > 0 else DISAGREES)
@@ -325,9 +333,39 @@ def _tau_claims(name: str, label: str, measured: pd.DataFrame | None, temperatur
     return found
 
 
-def near(low: float, high: float, value: float) -> bool:
-    """Whether a whole number reported as ``about`` lies within an interval, ends rounded as it was."""
-    return round(low) <= value <= round(high)
+def near(low: float, high: float, value: float) -> str:
+    """Of a whole number reported as ``about``, from the interval here, whose ends are rounded as it was."""
+    if math.isnan(low) or math.isnan(high):
+        return OPEN
+    return AGREES if round(low) <= value <= round(high) else DISAGREES
+
+
+def within(low: float, high: float, limit: float) -> str:
+    """Of the claim that a difference is at most ``limit``, from its 95 % interval."""
+    if -limit <= low and high <= limit:
+        return AGREES
+    return DISAGREES if low > limit or high < -limit else OPEN
+
+
+def _spread(name: str, temperature: float, of: pd.DataFrame | None, origin: Origin) -> tuple[list[str] | None, str]:
+    """Whether no two of ELSI's drafts of one, two and three layers lie apart, at each tree size, and the widest pair in words."""
+    pairs = [] if of is None else list(itertools.combinations([f"ELSI m={m}" for m in (3, 2, 1)], 2))
+    found = [None if rows_ is None else rows_.assign(base=pair[1]) for pair in pairs
+             for rows_ in [_paired(name, *pair, temperature, of, origin)]]  # fmt: skip
+    if not found or any(rows_ is None or rows_.empty for rows_ in found):
+        return None, ""
+    every = pd.concat(found, ignore_index=True)
+    noise = _difference(of, "ELSI m=3", "overall")["noise"].max()
+    parts, words = [], []
+    for nodes, rows_ in every.groupby("nodes"):
+        verdicts = [within(row.low, row.high, ALIKE) for row in rows_.itertuples()]
+        luck = rows_["difference"].abs() <= noise  # two trainings of one set are as far apart
+        verdicts = [OPEN if verdict == DISAGREES and lucky else verdict for verdict, lucky in zip(verdicts, luck, strict=True)]
+        parts.append(next((verdict for verdict in (DISAGREES, OPEN) if verdict in verdicts), AGREES))  # one pair apart is enough
+        wide = rows_.loc[rows_["difference"].abs().idxmax()]
+        text = f"{wide['difference']:+.3f} [{wide['low']:+.3f}, {wide['high']:+.3f}] tokens"
+        words.append(f"{nodes} nodes {wide['method'].removeprefix('ELSI ')} to {wide['base'].removeprefix('ELSI ')} {text}")
+    return parts, "farthest apart: " + "; ".join(words)
 
 
 def _last(name, measured, of, temperature, origin) -> tuple[list[str] | None, str]:
@@ -335,7 +373,7 @@ def _last(name, measured, of, temperature, origin) -> tuple[list[str] | None, st
     if measured is None or of is None or "lowest" not in set(measured["method"]):
         return None, ""
     parts, words = [], []
-    for nodes, at in _settings(measured):
+    for nodes, at in settings_of(measured):
         if at != temperature:
             continue
         alike = _alike(measured[(measured["nodes"] == nodes) & (measured["temperature"] == at)])
@@ -393,11 +431,6 @@ def _correlation(measured: pd.DataFrame, nodes: int, temperature: float) -> tupl
 def _alike(of: pd.DataFrame) -> pd.DataFrame:
     """Each layer set once, second trainings and drafts with a norm before fc left out."""
     return of[~of["draft"].astype(str).str.contains(".", regex=False)].drop_duplicates("draft")
-
-
-def _settings(data: pd.DataFrame) -> list[tuple[int, float]]:
-    found = data[["nodes", "temperature"]].drop_duplicates().itertuples(index=False)
-    return sorted(((int(n), float(t)) for n, t in found), key=lambda setting: (setting[1], setting[0]))
 
 
 # Words

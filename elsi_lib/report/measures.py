@@ -17,7 +17,7 @@ from elsi_lib.cka import compartments, find_boundaries, permutation_null, transi
 from elsi_lib.entropy import gram_entropy
 from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import SPECTRA, Fingerprint
-from elsi_lib.selection import all_set_entropies, elsi, exhaustive, stability
+from elsi_lib.selection import TIE, all_set_entropies, elsi, exhaustive, redundancy_or_nan, stability
 
 THIRDS = ("early", "middle", "late")
 FIRST = {True: "kept", False: "dropped"}  # what becomes of each prompt's first position
@@ -322,7 +322,6 @@ def frontier(fp: Fingerprint, m: int = 3, keep: int = 10, **options) -> pd.DataF
         set's pairs; NaN for one layer).
     """
     beam = elsi(fp, m, **options).frontier
-    similarity = fp.cka().numpy()
     rows = []
     for size, sets in enumerate(beam, start=1):
         chosen = [] if fp.bootstrap is None else stability(fp, "elsi", size, **options).sets
@@ -331,11 +330,9 @@ def frontier(fp: Fingerprint, m: int = 3, keep: int = 10, **options) -> pd.DataF
         shown = [(1, best.layers, best.entropy, "exhaustive")]
         shown += [(place, *scored, "beam") for place, scored in enumerate(sets[:keep], start=1)]
         for place, layers, entropy, source in shown:
-            rank = int((entropies > entropy + 1e-12).sum()) + 1  # the same set summed in another order differs in the last bits
+            rank = int((entropies > entropy + TIE).sum()) + 1
             share = chosen.count(layers) / len(chosen) if chosen else np.nan
-            pairs = [similarity[pair] for pair in itertools.combinations(layers, 2)]
-            redundancy = float(np.mean(pairs)) if pairs else np.nan
             row = (size, place, layers, entropy, max(best.entropy - entropy, 0.0), source)
-            rows.append((*row, rank, len(entropies), share, redundancy))
+            rows.append((*row, rank, len(entropies), share, redundancy_or_nan(fp, layers)))
     columns = ["size", "place", "layers", "entropy", "regret", "source", "rank", "sets", "share", "redundancy"]
     return pd.DataFrame(rows, columns=columns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -13,7 +12,7 @@ from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.report.measures import timed
 from elsi_lib.report.words import braces, markdown_table, spaced
-from elsi_lib.selection import RULES, all_set_entropies, jaccard, select, stability, standing
+from elsi_lib.selection import RULES, all_set_entropies, jaccard, redundancy_or_nan, select, stability, standing
 from elsi_lib.settings import project_root
 
 # Row of table 1: label, method, m. The label is the method's name in the paper where it has one.
@@ -57,10 +56,7 @@ def table1(fp: Fingerprint) -> pd.DataFrame:
         rank_first_dropped and optimum_first_dropped (where the set stands, and which is best, without each prompt's first position).
         A rule whose ids collide on a shallow target is left out.
     """
-    held, redundancy = _stabilities(fp), {False: fp.cka().numpy()}
-    if fp.block >= 4:
-        redundancy[True] = fp.cka(debiased=True).numpy()
-    places = {}
+    held, places = _stabilities(fp), {}
     rows = []
     for label, method, m in ROWS:
         try:
@@ -73,13 +69,9 @@ def table1(fp: Fingerprint) -> pd.DataFrame:
         if layers not in places:
             places[layers] = standing(fp, layers), standing(fp.variant(fp.filtered, sink=False), layers)
         place, dropped = places[layers]
-        pairs = list(itertools.combinations(layers, 2))
-        means = [
-            float(np.mean([redundancy[debiased][pair] for pair in pairs])) if pairs and debiased in redundancy else math.nan
-            for debiased in (False, True)
-        ]
         row = (fp.target, "measured", label, len(layers), spaced(layers), chosen.entropy)
-        row += (place.rank, place.sets, place.regret, *held.get((method, m), (math.nan, math.nan, 0)), *means)
+        row += (place.rank, place.sets, place.regret, *held.get((method, m), (math.nan, math.nan, 0)))
+        row += (place.redundancy, redundancy_or_nan(fp, layers, debiased=True))
         rows.append((*row, dropped.rank, spaced(dropped.optimum)))
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -124,7 +116,7 @@ def reported() -> pd.DataFrame:
 
 
 def reported_value(target: str, quantity: str) -> str:
-    """One reported value, as text.
+    """One reported value, as text; how sure it is (``"near" layer 27``) stands in the column ``note`` of :func:`reported`.
 
     Raises:
         ElsiError: the paper's value is not known.

@@ -79,7 +79,7 @@ def tau_table(totals: pd.DataFrame, *, resamples: int = 10_000, seed: int = 0, l
     for setting, questions in _settings(_checked_totals(totals)).items():
         names, sizes, values = _by_category(questions[questions["steps"] > 0], setting)
         own = _group_sums(values, np.ones((1, len(values))), sizes)
-        drawn = _group_sums(values, _bootstrap_weights(sizes, resamples, seed), sizes)
+        drawn = _group_sums(values, bootstrap_weights(sizes, resamples, seed), sizes)
         kinds, tokens, steps = (questions[column].to_numpy() for column in ("category", "tokens", "steps"))
         for group, members in groups(questions["category"]):
             inside, of = np.isin(names, members), np.isin(kinds, members)
@@ -122,7 +122,7 @@ def compare(totals: pd.DataFrame, baseline: str, *, resamples: int = 10_000, see
         A = _by_category(questions[answered], (method, *place))[2]
         both = np.concatenate([A, B], axis=1)
         own = _group_sums(both, np.ones((1, len(B))), sizes)
-        drawn = _group_sums(both, _bootstrap_weights(sizes, resamples, seed), sizes)
+        drawn = _group_sums(both, bootstrap_weights(sizes, resamples, seed), sizes)
         swapped = _swapped_sums(A, B, sizes, resamples, seed)
         for group, members in groups(base["category"]):
             inside = np.isin(names, members)
@@ -198,7 +198,7 @@ def _group_sums(values: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -
 
 
 @lru_cache(maxsize=1)
-def _bootstrap_weights(sizes: tuple[int, ...], resamples: int, seed: int) -> np.ndarray:
+def bootstrap_weights(sizes: tuple[int, ...], resamples: int, seed: int) -> np.ndarray:
     """(R, n) weights of the questions, see :func:`tau_table`; NaN for a question alone in its category."""
     rng = np.random.default_rng([seed, 0])
     weights = [rng.multinomial(n - 1, np.full(n, 1 / n), resamples) * (n / (n - 1) if n > 1 else np.nan) for n in sizes]

@@ -218,14 +218,14 @@ def entropy(rho: pd.DataFrame, table: str) -> Finding:
 
 
 def critical_rho(n: int, alpha: float = 0.05, draws: int = 100_000) -> float:
-    """The smallest |rho| of n untied pairs that chance reaches with probability of at most alpha: from all orders up to nine pairs,
-    from random ones beyond."""
+    """The smallest |rho| of n untied pairs that chance reaches with a probability below alpha, 1 where none is so rare: from all
+    orders up to nine pairs, from random ones beyond."""
     ranks = np.arange(n) - (n - 1) / 2
     exact = n <= 9
     orders = np.array(list(permutations(ranks))) if exact else np.random.default_rng(0).permuted(np.tile(ranks, (draws, 1)), axis=1)
     found = np.sort(np.abs(orders @ ranks) / (ranks @ ranks))
     values, first = np.unique(np.round(found, 10), return_index=True)
-    below = values[(len(found) - first) / len(found) <= alpha]
+    below = values[(len(found) - first) / len(found) < alpha]
     return float(below[0]) if len(below) else 1.0
 
 

@@ -13,7 +13,9 @@ from elsi_lib.report.study import Results, in_order, same_draft
 from elsi_lib.report.tables import reported
 from elsi_lib.report.tau_tables import settings_of
 
-REPORTED_TASKS = {"translation": "translation", "summarization": "summarization", "STEM": "stem"}  # the paper's name -> ours
+# The paper's name of a task -> ours, and of those that it tells of at T = 1 alone, for its second target.
+REPORTED_TASKS = {"translation": "translation", "summarization": "summarization", "STEM": "stem"}
+REPORTED_TASKS_T1 = ("roleplay", "coding", "writing")
 _EXACT_UP_TO = 7
 
 

@@ -11,6 +11,7 @@ from synthetic_study import TRUTH, write_study
 from elsi_lib.errors import ElsiError
 from elsi_lib.report.questions import criteria
 from elsi_lib.report.study import read_study
+from elsi_lib.report.tau_findings import critical_rho
 from elsi_lib.selection import exhaustive
 
 FP = fingerprint(layers=9, prompts=7)
@@ -103,10 +104,10 @@ def test_without_a_study_it_says_so():
 
 def test_the_correlation_that_few_sets_need():
     # n = 4: |rho| = 1 has probability 2 / 24 > 0.05, so no value is enough; n = 5: only |rho| = 1, 2 / 120
-    assert criteria._needed(4) == 1.0 and criteria._needed(5) == pytest.approx(1.0)
+    assert critical_rho(4) == 1.0 and critical_rho(5) == pytest.approx(1.0)
     x = np.arange(7) - 3
     all_rhos = np.abs([x @ np.array(order) / 28 for order in itertools.permutations(x)])
-    needed = criteria._needed(7)
+    needed = critical_rho(7)
     assert (all_rhos >= needed - 1e-9).mean() < 0.05 <= (all_rhos >= needed - 1 / 28 - 1e-9).mean()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from scipy.stats import kendalltau, rankdata, spearmanr, t
+from scipy.stats import kendalltau, rankdata, spearmanr
 from torch import Tensor
 
 from elsi_lib import criteria
@@ -22,11 +22,12 @@ from elsi_lib.report.figures import BLUE, _figure, _layer_axis, _styled
 from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
 from elsi_lib.report.study import Results, read_study
-from elsi_lib.report.tau import holm
+from elsi_lib.report.tau import bootstrap_weights, holm
+from elsi_lib.report.tau_findings import critical_rho
 from elsi_lib.report.tau_measures import entropy_against_tau, rank_correlation
 from elsi_lib.report.tau_tables import averages
 from elsi_lib.report.words import braces, markdown_table, p_value, plain, spaced
-from elsi_lib.selection import jaccard
+from elsi_lib.selection import TIE, jaccard, layer_sets
 
 # Column of a score -> how figures and sentences call it.
 NAMES = {
@@ -103,7 +104,7 @@ def all_scores(
 ) -> pd.DataFrame:
     """:func:`scores` of every set of m layers of each target; None is passed over."""
     parts = [
-        scores(fp, torch.combinations(torch.arange(fp.num_layers), m), influence, probe)
+        scores(fp, layer_sets(range(fp.num_layers), m), influence, probe)
         for fp in fps
         if fp is not None and fp.num_layers >= m
     ]
@@ -121,7 +122,7 @@ def best_sets(data: pd.DataFrame) -> pd.DataFrame:
     for target, of in data.groupby("target", sort=False):
         for name in _criteria(of):
             best = of.loc[of[name].idxmax()]
-            rank = int((of["entropy"] > best["entropy"] + 1e-12).sum()) + 1
+            rank = int((of["entropy"] > best["entropy"] + TIE).sum()) + 1
             rows.append((target, name, best["layers"], best[name], best["entropy"], rank, len(of)))
     return pd.DataFrame(rows, columns=["target", "criterion", "layers", "score", "entropy", "entropy_rank", "sets"])
 
@@ -221,22 +222,22 @@ def beside_tau(
 
 
 def _drawn_taus(results: Results, methods: list[str], nodes: int, temperature: float, resamples: int, seed: int) -> np.ndarray:
-    """(R, methods) pooled tau, the same questions drawn for all of them."""
+    """(R, methods) pooled tau, the same questions drawn for all of them; NaN where a category has a single question."""
     of = results.totals
     of = of[(of["nodes"] == nodes) & (of["temperature"] == temperature) & of["method"].isin(methods)]
     wide = of.pivot_table(index=["category", "question_id"], columns="method", values=["tokens", "steps"], aggfunc="sum")
-    generator, weights = np.random.default_rng(seed), []
-    for count in wide.groupby(level="category", sort=False).size():
-        weights.append(generator.multinomial(count, np.full(count, 1 / count), resamples))
-    drawn = np.concatenate(weights, axis=1)
+    drawn = bootstrap_weights(tuple(wide.groupby(level="category", sort=False).size()), resamples, seed)
     return (drawn @ wide["tokens"][methods].to_numpy(dtype=float)) / (drawn @ wide["steps"][methods].to_numpy(dtype=float))
 
 
 def _interval(score: np.ndarray, drawn: np.ndarray) -> tuple[float, float]:
+    if np.isnan(drawn).any():
+        return np.nan, np.nan
     x, y = rankdata(score), rankdata(drawn, axis=1)
     x, y = x - x.mean(), y - y.mean(1, keepdims=True)
     scale = np.sqrt((x @ x) * (y**2).sum(1))
-    return tuple(np.percentile((y @ x)[scale > 0] / scale[scale > 0], [2.5, 97.5]))
+    some = scale > 0  # a draw in which all sets have the same tau has no rank correlation
+    return tuple(np.percentile((y @ x)[some] / scale[some], [2.5, 97.5])) if some.any() else (np.nan, np.nan)
 
 
 def _criteria(data: pd.DataFrame) -> list[str]:
@@ -492,25 +493,10 @@ def tau_finding(told: pd.DataFrame | None, target: str, table: str = "table2") -
         head = f"**{count} of {shown['criterion'].nunique()} criteria go with tau over these sets**"
     text = (
         f"{head} ({place}).\n\n" + "\n".join(lines) + f"\n\nWith {int(few)} sets of three a rank correlation has to reach about "
-        f"{_needed(int(few)):.2f} to have p < 0.05 for one criterion alone, and more for the best of many. The sets were not "
+        f"{critical_rho(int(few)):.2f} to have p < 0.05 for one criterion alone, and more for the best of many. The sets were not "
         f"drawn at random, each was trained once, and training again moves tau too ([{table[:5]} {table[5:]}](#{table}-differences)). "
         f"Over the {len(signs)} settings S₁'s correlation over all measured sets goes from {signs.min():+.2f} to "
         f"{signs.max():+.2f}. Sets of different size differ in more than their layers, so a correlation over all of them is also "
         f"one with size."
     )
     return Finding(text, "Rank correlation of each criterion with tau. " + plain(text), values)
-
-
-def _needed(n: int, level: float = 0.05) -> float:
-    """The smallest rank correlation of n sets without ties whose two-sided p is below the level; exact up to seven, else by t."""
-    if n < 4:
-        return 1.0
-    if n <= 7:
-        x = np.arange(n) - (n - 1) / 2
-        orders = np.array(list(itertools.permutations(x)))
-        found = np.sort(np.abs(orders @ x) / (x @ x))[::-1]
-        values = np.unique(np.round(found, 9))
-        reached = [v for v in values if (found >= v - 1e-9).mean() < level]
-        return float(min(reached)) if reached else 1.0
-    q = t.ppf(1 - level / 2, n - 2)
-    return float(q / np.sqrt(n - 2 + q * q))

@@ -25,7 +25,7 @@ from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
 from elsi_lib.report.tables import REPORTED_TARGETS, reported_value
 from elsi_lib.report.words import braces, markdown_table, spaced
-from elsi_lib.selection import all_set_entropies, elsi, elsi_c, layer_rule
+from elsi_lib.selection import TIE, all_set_entropies, elsi, elsi_c, layer_rule
 
 DEPTHS = {"Qwen3-4B": 36, "Llama-3.1-8B": 32}  # N of the paper's targets
 NOT_RUN = "not run here"
@@ -280,7 +280,7 @@ def _row(fp: Fingerprint, reading: Reading) -> dict[str, Any]:
     row |= {"rank_eagle3": math.nan, "sets": len(entropies), "eagle3": ""}
     if np.isfinite(row["ratio"]):
         own = fp.entropy(_eagle3(fp.num_layers, reading), **options)
-        row |= {"rank_eagle3": int((entropies > own + 1e-12).sum()) + 1, "eagle3": spaced(_eagle3(fp.num_layers, reading))}
+        row |= {"rank_eagle3": int((entropies > own + TIE).sum()) + 1, "eagle3": spaced(_eagle3(fp.num_layers, reading))}
     return row
 
 

@@ -40,8 +40,8 @@ def by_size(surveys: Sequence[Survey | None]) -> pd.DataFrame:
 
     Returns:
         Columns target, first_position, m, size, groups (disjoint, of that many prompts), same (share of them that choose the set of
-        all prompts), jaccard (mean, with that set), low, high (of jaccard: 95 % over groups by bootstrap; NaN below 5 groups), regret
-        (nats, mean over groups, of their sets on all prompts), worst (the largest regret).
+        all prompts), jaccard (mean, with that set), low, high (of jaccard: 95 % over groups by bootstrap, n - 1 of n drawn; NaN below
+        5 groups), regret (nats, mean over groups, of their sets on all prompts), worst (the largest regret).
     """
     rows = []
     for survey in filter(None, surveys):
@@ -132,7 +132,7 @@ def _set(layers: str) -> set[int]:
 def _interval(values: np.ndarray, resamples: int = 2000) -> tuple[float, float]:
     if len(values) < FEW:
         return np.nan, np.nan
-    drawn = np.random.default_rng(0).choice(values, (resamples, len(values))).mean(1)
+    drawn = np.random.default_rng(0).choice(values, (resamples, len(values) - 1)).mean(1)  # n - 1 of n, as for tau
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(low), float(high)
 

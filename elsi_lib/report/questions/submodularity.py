@@ -29,7 +29,7 @@ from elsi_lib.report.figures import BLUE, GREEN, ORANGE, _figure, _styled
 from elsi_lib.report.findings import Finding
 from elsi_lib.report.measures import timed
 from elsi_lib.report.words import braces, markdown_table, plain, spaced
-from elsi_lib.selection import elsi, exhaustive
+from elsi_lib.selection import TIE, elsi, exhaustive, layer_sets
 
 PLAIN, TRACE, F = "S₁", "S₁, layers of equal trace", "F = −tr K log K"
 NORMALIZE = {PLAIN: "none", TRACE: "trace"}
@@ -50,7 +50,7 @@ class _Values:
         self.grams, self.normalize, self.n = grams, normalize, len(grams)
         self.kept: tuple[bytes, np.ndarray] = (b"", np.empty(0))  # one sample of larger sets serves all sizes of A, and F
         self.tables = {
-            size: set_entropies(grams, torch.combinations(torch.arange(self.n), size), normalize=normalize).numpy()
+            size: set_entropies(grams, layer_sets(range(self.n), size), normalize=normalize).numpy()
             for size in range(1, min(whole, self.n) + 1)
         }
 
@@ -82,8 +82,8 @@ def triples(n: int, a: int, b: int, limit: int, seed: int = 0) -> tuple[np.ndarr
         order = np.random.default_rng(seed).permuted(np.tile(np.arange(n), (limit, 1)), axis=1)
         return order[:, : b + 1], False
     rows = []
-    inner = torch.combinations(torch.arange(b), a).tolist()
-    for larger in torch.combinations(torch.arange(n), b).tolist():
+    inner = layer_sets(range(b), a).tolist()
+    for larger in layer_sets(range(n), b).tolist():
         outside = [j for j in range(n) if j not in larger]
         for places in inner:
             front = [larger[i] for i in places] + [larger[i] for i in range(b) if i not in places]
@@ -129,7 +129,7 @@ def _pairs(n: int, b: int, limit: int, seed: int) -> tuple[np.ndarray, bool]:
     """(T, b + 1) rows of B, then j."""
     if math.comb(n, b) * (n - b) > limit:
         return np.random.default_rng(seed).permuted(np.tile(np.arange(n), (limit, 1)), axis=1)[:, : b + 1], False
-    return np.array([[*B, j] for B in torch.combinations(torch.arange(n), b).tolist() for j in range(n) if j not in B]), True
+    return np.array([[*B, j] for B in layer_sets(range(n), b).tolist() for j in range(n) if j not in B]), True
 
 
 def _broken(slack: np.ndarray) -> tuple[float, float, float]:
@@ -170,12 +170,12 @@ def searches(fps: Sequence[Fingerprint | None], largest: int = 4, resampled: int
             again = _resampled(fp, min(resampled, top)) if form == PLAIN else {}
             for m in range(1, top + 1):
                 entropies = values.tables[m]
-                best = tuple(torch.combinations(torch.arange(n), m)[int(entropies.argmax())].tolist())
+                best = tuple(layer_sets(range(n), m)[int(entropies.argmax())].tolist())
                 for width in (*WIDTHS, 0):
                     layers = beams[width][m - 1][0][0] if width else best
                     own = float(values(np.array([layers]), form)[0])
                     regret = max(float(entropies.max()) - own, 0.0)
-                    rank = int((entropies > own + 1e-12).sum()) + 1
+                    rank = int((entropies > own + TIE).sum()) + 1
                     drawn = again.get((m, width), np.array([]))
                     found = float((drawn <= 1e-9).mean()) if len(drawn) else math.nan
                     high = float(np.percentile(drawn, 97.5)) if len(drawn) else math.nan

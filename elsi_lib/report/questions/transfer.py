@@ -14,7 +14,7 @@ from elsi_lib.report.figures import GREY, LAYER, _figure, _layer_axis, _styled
 from elsi_lib.report.findings import Finding, late_rise
 from elsi_lib.report.measures import timed
 from elsi_lib.report.words import braces, markdown_table, plain, spaced
-from elsi_lib.selection import all_set_entropies, elsi, jaccard
+from elsi_lib.selection import TIE, all_set_entropies, elsi, jaccard
 from elsi_lib.survey import Survey
 
 FIRST = {True: "kept", False: "dropped"}
@@ -61,7 +61,7 @@ def transfers(surveys: Sequence[Survey | None], m: int = 3) -> pd.DataFrame:
                     own = float(entropies[place[layers]])
                     rows.append((
                         survey.target, first, corpus, judged, spaced(layers), own,
-                        max(float(entropies.max()) - own, 0.0), int((entropies > own + 1e-12).sum()) + 1, len(sets),
+                        max(float(entropies.max()) - own, 0.0), int((entropies > own + TIE).sum()) + 1, len(sets),
                         jaccard(layers, chosen[judged]), views[corpus].passport["prompts"]["used"],
                     ))  # fmt: skip
     about = ["target", "first_position", "chosen_on", "judged_on"]
