@@ -100,6 +100,7 @@ class Calibration:
         self.target = target
         self.about_target = about_target or target.describe()
         self.about_prompts = about_prompts or {}
+        self.code = code_version()["calibration"]
         layers, hidden = shape or (target.num_layers, target.hidden_size)
         self.parameters = {
             "rho": rho,
@@ -124,7 +125,7 @@ class Calibration:
         try:
             entropy = token_entropy(logits)
         except ElsiError:
-            self._check_finite(index, states)  # a bad layer spoils the logits too: name the layer
+            check_finite(states, self._of(index))  # a bad layer spoils the logits too: name the layer
             raise
         self.add_states(index, prompt.key, states, entropy)
 
@@ -146,7 +147,7 @@ class Calibration:
         by_layer = [[block_sum(state[positions], block, reading) for positions in chosen] for state in map(Tensor.float, states)]
         sums = [torch.stack([layer[v][0] for layer in by_layer]).cpu() for v in range(len(VARIANTS))]
         for one in sums:
-            self._check_finite(index, one)
+            check_finite(one, self._of(index))
         grams = []
         for average, one, (_, blocks) in zip(self.averages, sums, by_layer[0], strict=True):
             average.add(one, blocks)
@@ -159,14 +160,9 @@ class Calibration:
         if index < self.parameters["spectra"]:
             self.rows[index] |= self._spectra(key, states, entropy)
 
-    def _check_finite(self, index: int, states: Sequence[Tensor] | Tensor) -> None:
-        """Refuse NaN and infinity in the states of the layers, or in their sums, naming the first layer that has them."""
-        for layer, state in enumerate(states):
-            if not torch.isfinite(state.sum(dtype=torch.float32)):
-                raise ElsiError(
-                    f"NaN or infinity in the states of layer {layer} of {self.about_target['name']} (prompt {index}, "
-                    f"dtype {self.about_target.get('dtype')}): load the target with dtype=float32"
-                )
+    def _of(self, index: int) -> str:
+        """Whose states those of a prompt are, for an error."""
+        return f"{self.about_target['name']} (prompt {index}, dtype {self.about_target.get('dtype')})"
 
     def _spectra(self, key: str, states: Sequence[Tensor] | Tensor, entropy: Tensor) -> dict[str, Tensor]:
         """Raw token spectra and norms of one prompt's window."""
@@ -208,8 +204,10 @@ class Calibration:
         """Add the prompts another process has seen.
 
         Raises:
-            ElsiError: another target, other parameters, or prompts in common.
+            ElsiError: another target, other parameters, other code, or prompts in common.
         """
+        if self.code != other.code:
+            raise ElsiError("parts made by different versions of the method's code: make them all again with one")
         for what, mine, theirs in (
             ("parameters", self.parameters, other.parameters),
             ("target", self.about_target, other.about_target),
@@ -278,7 +276,7 @@ class Calibration:
                 "sha256": hashlib.sha256("".join(p["key"] for p in used).encode()).hexdigest(),
                 "empty_replicates": empty,
             },
-            "code": code_version(),
+            "code": code_version() | {"calibration": self.code},
             "environment": environment(),
             "seconds": None if seconds is None else round(seconds, 1),
         }
@@ -295,6 +293,7 @@ class Calibration:
             "parameters": self.parameters,
             "target": self.about_target,
             "origin": self.about_prompts,
+            "code": self.code,
             "blocks": [average.blocks for average in self.averages],
             "prompts": self.prompts,
             "dropped": self.dropped,
@@ -306,17 +305,23 @@ class Calibration:
         """Read a part that :meth:`save` wrote; it can be merged and closed, but not added to.
 
         Raises:
-            ElsiError: no such file, not a part of a calibration, or truncated.
+            ElsiError: no such file, not a part of a calibration, truncated, or edited.
         """
         tensors, header = read_tensors(path, _PARTIAL_FORMAT, "a part of a calibration")
-        state = json.loads(header["state"])
+        try:
+            return cls._restored(tensors, json.loads(header["state"]))
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise ElsiError(f"{path} has no readable state of a calibration: it is damaged; make it again") from error
+
+    @classmethod
+    def _restored(cls, tensors: dict[str, Tensor], state: dict[str, Any]) -> Calibration:
         layers, _, hidden = tensors["total.0"].shape
         about = {"about_target": state["target"], "about_prompts": state["origin"]}
         run = cls(None, **state["parameters"], shape=(layers, hidden), **about)
         for i, average in enumerate(run.averages):
             average.add(tensors[f"total.{i}"], state["blocks"][i])
         run.prompts = {int(i): about for i, about in state["prompts"].items()}
-        run.dropped = state["dropped"]
+        run.dropped, run.code = state["dropped"], state.get("code", "")
         for name, value in tensors.items():
             kind, _, index = name.partition(".")
             if kind in ("prompt_entropy", "token_spectra", "norms"):
@@ -327,6 +332,22 @@ class Calibration:
 
 
 _VARIANT_NAMES = [("filtered" if f else "unfiltered", "first kept" if s else "first dropped") for f, s in VARIANTS]
+
+
+def check_finite(states: Tensor | Sequence[Tensor], of: str = "the target") -> None:
+    """Refuse NaN and infinity: one float32 sum per layer, one transfer from the device; a closer look only where a sum is not finite.
+
+    Args:
+        states: (..., d) of each layer, from layer 0 on.
+
+    Raises:
+        ElsiError: NaN or infinite states; names the first such layer.
+    """
+    sums = torch.stack([state.sum(dtype=torch.float32) for state in states]).isfinite().tolist()
+    for layer, (state, fine) in enumerate(zip(states, sums, strict=True)):
+        if not fine and not bool(state.isfinite().all()):  # a sum of large finite states may overflow
+            kind = "NaN" if bool(state.isnan().any()) else "infinity"
+            raise ElsiError(f"{kind} in the states of layer {layer} of {of}: load the target with dtype=float32")
 
 
 def kept_positions_needed(rho: float, block: int) -> int:

@@ -130,7 +130,7 @@ def _layout(path: Path, format: str) -> str:
         try:
             json.loads(first, strict=False)
             return "lines"
-        except ValueError:
+        except (ValueError, RecursionError):
             # A damaged or very long first line of JSONL, an object printed over several lines, or quoted prose.
             if re.match(r'\s*[{"]', rest) and text[0] == "{" and not first.rstrip().endswith(("{", "[", ",", ":")):
                 return "lines"

@@ -40,13 +40,22 @@ class Lines:
     def __init__(self, path: Path, key: dict[str, Any]) -> None:
         self.path, self.done = path, {}
         lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-        whole = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        whole = [self._parsed(line, number) for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
         if whole and whole[0] != key:
             raise ElsiError(f"{path} holds results of another run: delete it to make them again")
         self.done = {line["id"]: line["rows"] for line in whole[1:]}
         if len(whole) < len(lines) or not whole:  # a half-written last line, or a new file
             with replaced(path) as part:
                 part.write_bytes(b"".join(lines[: len(whole)]) if whole else _line(key))
+
+    def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            found = json.loads(line)
+        except ValueError:  # UnicodeDecodeError is one too
+            found = None
+        if not isinstance(found, dict) or number > 1 and not {"id", "rows"} <= found.keys():
+            raise ElsiError(f"{self.path}, line {number}: damaged; delete the file to make its results again")
+        return found
 
     def add(self, name: str, rows: list[dict[str, Any]]) -> None:
         with self.path.open("ab") as file:

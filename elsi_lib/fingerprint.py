@@ -48,8 +48,15 @@ class Fingerprint:
 
     @property
     def grams(self) -> Tensor:
-        """(N, B, B) float64: K_j = Z_j Z_j^T of each layer's representative, for the variant in force."""
-        return _unpack(self.tensors["grams"][self._variant], self.block)
+        """(N, B, B) float64: K_j = Z_j Z_j^T of each layer's representative, for the variant in force.
+
+        Raises:
+            ElsiError: a survey's fingerprint holds the filtered variants alone.
+        """
+        held = self.tensors["grams"]
+        if self._variant >= len(held):
+            raise ElsiError(f"this fingerprint of {self.target} holds the filtered variants alone, as those of a survey do")
+        return _unpack(held[self._variant], self.block)
 
     @property
     def num_layers(self) -> int:
@@ -103,8 +110,12 @@ class Fingerprint:
         return grams + _unpack(self.tensors["bootstrap"].to(torch.float64), self.block) * step * unit
 
     def prompt_entropy(self) -> Tensor:
-        """(P, N) nats: S_1 of each prompt's own block average, for the variant in force."""
-        return self.tensors["prompt_entropy"][self._variant].to(torch.float64)
+        """(P, N) nats: S_1 of each prompt's own block average, for the variant in force.
+
+        Raises:
+            ElsiError: a survey's fingerprint holds none.
+        """
+        return self._held("prompt_entropy", "those of a survey hold Gram matrices alone")[self._variant].to(torch.float64)
 
     def token_entropy_spectra(self, positions: str = "all") -> Tensor:
         """(P', N) nats: S_1 of the raw token states of single prompts, without any averaging (paper, figures 1 and 4).
@@ -113,15 +124,28 @@ class Fingerprint:
             positions: ``"all"`` positions of the window at the prompt's start, those ``"kept"`` by the filter within it, or
                 equally many at ``"random"``: the control that tells what the filter does beyond leaving fewer rows.
                 Keeps or drops the first position with the variant in force; the filter is named here.
+
+        Raises:
+            ElsiError: the calibration kept none (``spectra`` = 0), or no such positions.
         """
         if positions not in SPECTRA:
             raise ElsiError(f"positions {positions!r}: one of {', '.join(SPECTRA)}")
-        return self.tensors["token_spectra"][0 if self.sink else 1, SPECTRA.index(positions)].to(torch.float64)
+        spectra = self._held("token_spectra", "calibrate with spectra above 0")
+        return spectra[0 if self.sink else 1, SPECTRA.index(positions)].to(torch.float64)
 
     @property
     def norms(self) -> Tensor:
-        """(2, N): norm of the first position's state, and the median norm of the others, averaged over the prompts of the spectra."""
-        return self.tensors["norms"].to(torch.float64)
+        """(2, N): norm of the first position's state, and the median norm of the others, averaged over the prompts of the spectra.
+
+        Raises:
+            ElsiError: the calibration kept none (``spectra`` = 0).
+        """
+        return self._held("norms", "calibrate with spectra above 0").to(torch.float64)
+
+    def _held(self, name: str, why: str) -> Tensor:
+        if name not in self.tensors:
+            raise ElsiError(f"this fingerprint of {self.target} holds no {name}: {why}")
+        return self.tensors[name]
 
     @property
     def _variant(self) -> int:

@@ -25,7 +25,7 @@ from elsi_lib.probe import ProbeStates
 from elsi_lib.progress import track
 from elsi_lib.prompts import Prompt
 from elsi_lib.provenance import code_version
-from elsi_lib.selection import all_set_entropies, elsi, layer_rule
+from elsi_lib.selection import TIE, all_set_entropies, elsi, layer_rule
 from elsi_lib.settings import Settings
 from elsi_lib.targets import Target
 
@@ -103,11 +103,17 @@ class Tally:
         n, d = target.num_layers, target.hidden_size
         self.averages = {(name, sink): BlockAverage(n, choice.block, d) for name, choice in named.items() for sink in (True, False)}
         self.used = dict.fromkeys(named, 0)
-        self.tokens = self.seen = 0
+        self.tokens = 0
+        self.keys: list[str] = []  # of the prompts summed, see Prompt
         self.seconds = 0.0  # of all sessions
         self.groups: list[Group] | None = [] if groups else None
         self.probe = ProbeStates(target, probe, seed) if probe else None
         self.influences: list[Tensor] = []  # (N,) of each prompt
+
+    @property
+    def seen(self) -> int:
+        """Prompts summed."""
+        return len(self.keys)
 
     @torch.inference_mode()
     def add(self, prompt: Prompt) -> None:
@@ -128,7 +134,7 @@ class Tally:
             self.probe.add(prompt.ids, states, logits)
             self.influences.append(self._influence(prompt.ids, states))
         self.tokens += len(prompt.ids)
-        self.seen += 1
+        self.keys.append(prompt.key)
 
     def _add(self, name: str, choice: Choice, states: Sequence[Tensor], entropy: Tensor, allowed: Tensor) -> None:
         group = self.groups[-1] if name == DEFAULT and self.groups is not None else None
@@ -201,9 +207,10 @@ class Tally:
             tensors |= {"states": torch.cat(taken.states, 1), "following": torch.cat(taken.following)}
             tensors |= {"same": torch.cat(taken.same), "next": torch.cat(taken.next), "generator": taken.generator.get_state()}
         state = {
-            "choices": repr(self.named), "seen": self.seen, "tokens": self.tokens, "used": self.used, "seconds": self.seconds,
+            "choices": repr(self.named), "keys": self.keys, "tokens": self.tokens, "used": self.used, "seconds": self.seconds,
             "blocks": {f"{name}.{int(sink)}": average.blocks for (name, sink), average in self.averages.items()},
             "taken": [part.shape[1] for part in self.probe.states] if self.probe is not None else [],
+            "per_prompt": self.probe and self.probe.per_prompt,
         }  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, tensors, {"format": FORMAT, "state": json.dumps(state)})
@@ -212,15 +219,19 @@ class Tally:
         """Go on from what :meth:`save` kept.
 
         Raises:
-            ElsiError: sums of other choices.
+            ElsiError: sums of other choices, or with other positions for the probe; a damaged file.
         """
         tensors, header = read_tensors(path, FORMAT, "the sums of a survey")
-        state = json.loads(header["state"])
-        if state["choices"] != repr(self.named):
+        try:
+            state = json.loads(header["state"])
+            held, wanted = (state["choices"], state["per_prompt"]), (repr(self.named), self.probe and self.probe.per_prompt)
+        except (KeyError, ValueError) as error:
+            raise ElsiError(f"{path} has no readable state: it is damaged; delete it to start anew") from error
+        if held != wanted:
             raise ElsiError(f"{path} holds the sums of another survey: delete it to start anew")
         for (name, sink), average in self.averages.items():
             average.total, average.blocks = tensors[f"total.{name}.{int(sink)}"], state["blocks"][f"{name}.{int(sink)}"]
-        self.seen, self.tokens, self.used, self.seconds = (state[name] for name in ("seen", "tokens", "used", "seconds"))
+        self.keys, self.tokens, self.used, self.seconds = (state[name] for name in ("keys", "tokens", "used", "seconds"))
         if self.groups is not None and "groups" in tensors:
             sums = zip(tensors["groups"], tensors["group_blocks"], strict=True)
             self.groups = [Group(*one, min(GROUP, self.seen - i * GROUP)) for i, one in enumerate(sums)]
@@ -261,7 +272,7 @@ def samples(groups: Sequence[Group], sizes: Sequence[int] = SIZES) -> pd.DataFra
                     rows.append({
                         "size": size, "group": number, "first_position": first, "m": m,
                         "layers": " ".join(map(str, chosen.layers)), "entropy": chosen.entropy,
-                        "rank": int((entropies > own).sum()) + 1, "regret": float(entropies.max() - own),
+                        "rank": int((entropies > own + TIE).sum()) + 1, "regret": float(entropies.max() - own),
                         "eagle3": set_entropy(grams, eagle3) if eagle3 and m == 3 else None,
                     })  # fmt: skip
     return pd.DataFrame(rows).sort_values(["size", "group"], kind="stable", ignore_index=True)
@@ -284,12 +295,14 @@ def sum_up(tally: Tally, prompts: Sequence[Prompt], path: Path) -> float:
     """Add the prompts that a kept state lacks; returns the seconds that all of them took.
 
     Raises:
-        ElsiError: the state is of other choices, or of more prompts.
+        ElsiError: the state is of other choices, of other prompts, or of more of them.
     """
     if path.is_file():
         tally.restore(path)
     if tally.seen > len(prompts):
         raise ElsiError(f"{path} holds the sums of {tally.seen} prompts, and {len(prompts)} are asked for: delete it to start anew")
+    if tally.keys != [prompt.key for prompt in prompts[: tally.seen]]:
+        raise ElsiError(f"{path} holds the sums of other prompts: delete it to start anew")
     started = time.perf_counter() - tally.seconds
     left = prompts[tally.seen :]
     for index, prompt in enumerate(track(f"surveying {tally.target.name}", len(left))(left), start=1):

@@ -159,25 +159,6 @@ class Target:
             )
 
 
-def check_finite(states: Tensor | Sequence[Tensor], first_layer: int = 0, of: str = "the target") -> None:
-    """One float32 sum per layer, one transfer from the device; looks closer only where a sum is not finite.
-
-    Args:
-        states: (T, d) per layer, a list of them, or the state of one layer.
-        first_layer: the layer of the first state.
-
-    Raises:
-        ElsiError: NaN or infinite states; names the first such layer.
-    """
-    states = [states] if isinstance(states, Tensor) else list(states)
-    sums = torch.stack([state.sum(dtype=torch.float32) for state in states]).isfinite().tolist()
-    for j, (state, fine) in enumerate(zip(states, sums, strict=True), start=first_layer):
-        if not fine and not bool(state.isfinite().all()):  # a sum of large finite states may overflow
-            kind = "NaN" if bool(state.isnan().any()) else "infinite"
-            dtype = str(state.dtype).removeprefix("torch.")
-            raise ElsiError(f"{kind} states in layer {j} of {of} (dtype {dtype}): load it with dtype='float32'")
-
-
 def find_blocks(model: nn.Module, num_layers: int, of: str = "the model") -> nn.ModuleList:
     """The one list of ``num_layers`` blocks of a decoder; lists within a block (experts) do not count.
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_target
 
-from elsi_lib.calibration import Calibration, calibrate, kept_positions_needed
+from elsi_lib.calibration import Calibration, calibrate, check_finite, kept_positions_needed
 from elsi_lib.errors import AssetError, ElsiError
-from elsi_lib.fingerprint import VARIANTS, Fingerprint
+from elsi_lib.fingerprint import VARIANTS, Fingerprint, read_tensors, write_tensors
 
 N, D, V = 4, 16, 50
 SIZES = {"rho": 0.4, "block": 5, "bootstrap": 12, "spectra": 3, "window": 10}
@@ -266,6 +266,37 @@ def test_parts_of_different_calibrations_are_refused(other, message):
         fresh().merge(other())
 
 
+def test_parts_of_two_versions_of_the_code_are_refused(tmp_path):
+    left, right = fresh(), fresh()
+    left.add(0, PROMPTS[0])
+    right.add(1, PROMPTS[1])
+    right.code = "another"
+    again = Calibration.load(right.save(tmp_path / "part"))
+    with pytest.raises(ElsiError, match="different versions of the method's code: make them all again"):
+        left.merge(again)
+    assert again.fingerprint().passport["code"]["calibration"] == "another"  # and so it counts as stale
+
+
+@pytest.mark.parametrize("state", [None, "{", "{}", '{"parameters": {}}', "[]"])
+def test_a_part_without_its_state_is_damaged(tmp_path, state):
+    run = fresh()
+    run.add(0, PROMPTS[0])
+    path = run.save(tmp_path / "part")
+    tensors, header = read_tensors(path, "elsi-calibration-part-1", "a part")
+    header.pop("state")
+    write_tensors(path, tensors, header if state is None else header | {"state": state})
+    with pytest.raises(ElsiError, match="no readable state of a calibration: it is damaged"):
+        Calibration.load(path)
+
+
+def test_finite_states_whose_sum_overflows_pass():
+    check_finite([torch.full((4, 4), 3e38)])
+    with pytest.raises(ElsiError, match="infinity in the states of layer 1 of it"):
+        check_finite([torch.zeros(1, 2), torch.tensor([[math.inf, -math.inf]])], "it")
+    with pytest.raises(ElsiError, match="NaN in the states of layer 0"):
+        check_finite(torch.tensor([[math.nan, 0.0]]))
+
+
 def test_files_that_are_no_part(tmp_path):
     fp = calibrate(FakeTarget(), PROMPTS, **SIZES).save(tmp_path / "fp")
     with pytest.raises(ElsiError, match="is not a part of a calibration"):
@@ -344,7 +375,7 @@ def test_bad_states_name_the_layer(bad, dtype):
     states, logits = target.run(PROMPTS[0].ids)
     states[2][7, 3] = states[3][1, 1] = bad
     target.run = lambda ids: (states, logits)
-    with pytest.raises(ElsiError, match=r"NaN or infinity in the states of layer 2 of fake \(prompt 5, dtype .*dtype=float32"):
+    with pytest.raises(ElsiError, match=r"(NaN|infinity) in the states of layer 2 of fake \(prompt 5, dtype .*dtype=float32"):
         Calibration(target, **SIZES).add(5, PROMPTS[0])
 
 

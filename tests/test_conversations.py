@@ -178,6 +178,13 @@ def test_bad_jsonl_line(tmp_path, place):
     assert counts["rows"] == 3
 
 
+def test_a_first_line_nested_too_deeply_is_one_bad_line(tmp_path):
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"a":' * 50_000 + "1" + "}" * 50_000 + '\n{"prompt": "one"}\n')
+    found, counts = read(path)
+    assert [c.messages[0]["content"] for c in found] == ["one"] and counts["line not JSON"] == 1
+
+
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_single_object_is_read(tmp_path, indent):
     path = tmp_path / "a.json"

@@ -70,6 +70,20 @@ def test_each_variant_has_its_own_matrices(tmp_path):
     assert make(bootstrap=0)[0].bootstrap is None
 
 
+def test_what_a_fingerprint_does_not_hold_is_named():
+    fp = make()[0]
+    bare = Fingerprint({name: fp.tensors[name] for name in ("grams", "prompt_entropy")}, fp.passport)
+    for read in (bare.token_entropy_spectra, lambda: bare.norms):
+        with pytest.raises(ElsiError, match="of tiny holds no (token_spectra|norms): calibrate with spectra above 0"):
+            read()
+    of_survey = Fingerprint({"grams": fp.tensors["grams"][:2]}, fp.passport)
+    assert torch.equal(of_survey.variant(sink=False).grams, fp.variant(sink=False).grams)
+    with pytest.raises(ElsiError, match="of tiny holds the filtered variants alone"):
+        of_survey.variant(filtered=False).entropy()
+    with pytest.raises(ElsiError, match="holds no prompt_entropy"):
+        of_survey.prompt_entropy()
+
+
 def test_views_are_entropy_and_cka_of_the_matrices():
     fp, grams = make()
     assert fp.entropy(alpha=2.0).tolist() == pytest.approx([-math.log((k @ k).trace() / k.trace() ** 2) for k in grams[0]])

@@ -22,6 +22,8 @@ from elsi_lib.selection import (
     exhaustive,
     jaccard,
     layer_rule,
+    layer_sets,
+    redundancy,
     select,
     stability,
     standing,
@@ -379,3 +381,46 @@ def test_bad_options(call, message):
 
 def test_the_limit_lets_the_papers_searches_pass():
     assert math.comb(36, 4) < EXHAUSTIVE_LIMIT
+
+
+# Sets, ranks and redundancy
+
+
+@given(st.integers(1, 9), st.data())
+def test_layer_sets_are_all_combinations_in_order(n, data):
+    m = data.draw(st.integers(1, n))
+    layers = data.draw(st.lists(st.integers(0, 40), min_size=n, max_size=n, unique=True))
+    assert list(map(tuple, layer_sets(layers, m).tolist())) == list(itertools.combinations(layers, m))
+
+
+def test_twenty_of_twenty_four_layers_are_chosen_in_little_memory():
+    """torch.combinations makes a grid of 24^20 cells of them."""
+    grams = torch.from_numpy(Z := representatives(3, 24)) @ torch.from_numpy(Z).mT
+    sets, entropies = all_set_entropies(grams, 20)
+    assert len(sets) == math.comb(24, 20) == standing(grams, range(20)).sets
+    one = int(entropies.argmax())
+    singular = np.linalg.svd(np.concatenate(list(Z[sets[one].numpy()]), axis=1), compute_uv=False) ** 2
+    p = singular / singular.sum()
+    assert float(entropies[one]) == pytest.approx(-(p * np.log(p)).sum(), abs=1e-9)
+
+
+def test_sets_of_equal_entropy_share_a_rank():
+    """The same three matrices summed in another order differ in the last bits, which must rank none below the other."""
+    Z = torch.from_numpy(representatives(5, 3)[[0, 1, 2, 0, 1, 2]])
+    grams = Z @ Z.mT
+    alike = [layers for layers in itertools.combinations(range(6), 3) if len({j % 3 for j in layers}) == 3]
+    assert len(alike) == 8 and len({standing(grams, layers).entropy for layers in alike}) > 1
+    assert len({standing(grams, layers).rank for layers in alike}) == 1
+
+
+def test_redundancy_is_the_mean_cka_of_its_pairs_and_needs_no_other_layer():
+    Z = representatives(8, 5)
+    Z[4] = Z[4, :1]  # all rows of a layer outside the set are equal
+    grams = torch.from_numpy(Z) @ torch.from_numpy(Z).mT
+    expected = np.mean([linear_cka(*(torch.from_numpy(Z[j]) for j in pair)) for pair in itertools.combinations((0, 2, 3), 2)])
+    assert redundancy(grams, (0, 2, 3)) == pytest.approx(expected) == standing(grams, (0, 2, 3)).redundancy
+    with pytest.raises(ElsiError, match="layer 4: all rows are equal"):
+        redundancy(grams, (0, 4))
+    assert math.isnan(standing(grams, (0, 4)).redundancy) and math.isnan(standing(grams, (2,)).redundancy)
+    with pytest.raises(ElsiError, match="one layer has no pairs"):
+        redundancy(grams, (2,))

@@ -165,6 +165,11 @@ def test_a_line_cut_in_the_middle_is_dropped_and_other_results_are_refused(tmp_p
     assert Lines(path, {"of": 1}).done == {"a": [{"n": 1}], "b": [{"n": 3}]}
     with pytest.raises(ElsiError, match="of another run"):
         Lines(path, {"of": 2})
+    whole = path.read_bytes().splitlines(keepends=True)
+    for number, line in ((1, b"{\n"), (2, b"\xff\n"), (2, b"[]\n"), (2, b'{"id": 1}\n')):
+        path.write_bytes(b"".join([*whole[: number - 1], line, *whole[number:]]))
+        with pytest.raises(ElsiError, match=f"line {number}: damaged; delete the file"):
+            Lines(path, {"of": 1})
 
 
 def test_rows_are_the_papers_and_random_sets_are_new():

@@ -15,12 +15,13 @@ from elsi_lib.calibration import Calibration, calibrate
 from elsi_lib.corpora import CORPORA, load_corpus
 from elsi_lib.errors import AssetError, ElsiError
 from elsi_lib.filtering import token_entropy
+from elsi_lib.fingerprint import read_tensors, write_tensors
 from elsi_lib.probe import ProbeStates, all_sets, probe_sets
 from elsi_lib.prompts import Prompt
 from elsi_lib.selection import elsi, standing
 from elsi_lib.settings import Settings
 from elsi_lib.survey import load_survey, run_survey
-from elsi_lib.tally import GROUP, Choice, Tally, samples, sum_up
+from elsi_lib.tally import FORMAT, GROUP, Choice, Tally, samples, sum_up
 
 OWN = Choice(rho=0.5, block=4)
 PRESET = {"survey_samples": 12, "stability_samples": 25, "corpus_samples": 3, "corpus_tokens": 90}
@@ -187,6 +188,24 @@ def test_a_cut_pass_goes_on_from_its_sums(target, tmp_path):
         sum_up(Tally(target, named, groups=True, probe=3), prompts[:9], tmp_path / "sums.safetensors")
     with pytest.raises(ElsiError, match="sums of another survey"):
         Tally(target, {"default": Choice()}).restore(tmp_path / "sums.safetensors")
+
+
+def test_sums_of_other_prompts_are_refused(target, tmp_path):
+    named, prompts, path = {"default": OWN}, prompts_of(6), tmp_path / "sums"
+    sum_up(Tally(target, named, probe=2), prompts[:4], path)
+    other = [prompts[0], replace(prompts[1], key="another"), *prompts[2:]]
+    for wrong in (other, prompts[::-1]):
+        with pytest.raises(ElsiError, match="holds the sums of other prompts: delete it"):
+            sum_up(Tally(target, named, probe=2), wrong, path)
+    with pytest.raises(ElsiError, match="holds the sums of 4 prompts, and 3 are asked for"):
+        sum_up(Tally(target, named, probe=2), prompts[:3], path)
+    for probe in (0, 3):  # other positions of each prompt
+        with pytest.raises(ElsiError, match="holds the sums of another survey: delete it"):
+            sum_up(Tally(target, named, probe=probe), prompts, path)
+    tensors, header = read_tensors(path, FORMAT, "sums")
+    write_tensors(path, tensors, header | {"state": "{}"})
+    with pytest.raises(ElsiError, match="no readable state: it is damaged; delete it"):
+        sum_up(Tally(target, named, probe=2), prompts, path)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torch import nn
 from elsi_lib import assets, loading
 from elsi_lib.errors import AssetError, ElsiError
 from elsi_lib.layers import CONVENTIONS, engine_ids, from_layer_ids, layer_ids
-from elsi_lib.targets import Target, check_finite, find_blocks, load_target
+from elsi_lib.targets import Target, find_blocks, load_target
 
 CASES = [*((name, 4) for name in ARCHITECTURES), ("qwen3", 36), ("llama", 32)]
 
@@ -187,25 +187,6 @@ def test_blocks_that_skip_or_change_shape_are_refused():
     target.num_layers = 5
     with pytest.raises(ElsiError, match="only 4 of the 5 blocks"):
         target.run(tiny_ids())
-
-
-@pytest.mark.parametrize(("value", "kind"), [(float("nan"), "NaN"), (float("inf"), "infinite")])
-def test_states_that_are_not_finite_name_the_layer(value, kind):
-    target = tiny_target()
-    with torch.no_grad():
-        target.blocks[2].mlp.down_proj.weight[0, 0] = value
-    states, _ = target.run(tiny_ids())
-    check_finite(states[:2])
-    with pytest.raises(ElsiError, match=r"states in layer 2 of tiny-llama \(dtype float32\)"):
-        check_finite(states, of="tiny-llama")
-    with pytest.raises(ElsiError, match=f"{kind} states in layer 7"):
-        check_finite(torch.tensor([[1.0, value]]), first_layer=7)
-
-
-def test_finite_states_whose_sum_overflows_pass():
-    check_finite(torch.full((4, 4), 3e38))
-    with pytest.raises(ElsiError, match="infinite"):
-        check_finite([torch.tensor([[torch.inf, -torch.inf]])])
 
 
 # Which models
@@ -598,7 +579,7 @@ def test_smollm2_for_real():
     assert target.tokenizer.decode([int(logits[-1].argmax())]) == " Berlin"
     norms = torch.stack([state.norm(dim=1) for state in states])
     assert (norms[11:28, 0] > 20_000).all() and (norms[:, 1:].median(1).values < 1_000).all()  # FIELD 4: the sink
-    check_finite(states)
+    assert all(bool(state.isfinite().all()) for state in states)
 
 
 @pytest.mark.real
@@ -611,4 +592,4 @@ def test_qwen_coder_for_real():
     states, logits = target.run(target.tokenizer("def add(a, b):\n    return a +")["input_ids"])
     assert target.tokenizer.decode([int(logits[-1].argmax())]) == " b"
     assert len(states) == 24 and {state.dtype for state in states} == {torch.bfloat16}
-    check_finite(states)
+    assert all(bool(state.isfinite().all()) for state in states)
