@@ -105,6 +105,14 @@ def sha256_file(path: str | os.PathLike, progress: bool = False) -> str:
         return _sha256(handle, advance)
 
 
+def stamped_sha256(path: str | os.PathLike, progress: bool = False) -> str:
+    """The same of a file of the user's, which is read again only when its size or time of change is another: a stamp in the cache
+    keeps what was found."""
+    path = Path(path)
+    stamp = cache_dir() / "verified" / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
+    return _stamped_sha256(path, stamp, progress)
+
+
 def hub_commit(path: str | os.PathLike) -> str | None:
     """The commit of a hub snapshot, read off its folder's name; None for a folder that is not one."""
     path = Path(path)
@@ -165,8 +173,7 @@ def _named(asset: Asset, progress: bool) -> Path | None:
         for place in (asset.filename, f"{asset.name}/{asset.filename}", *asset.also):
             path = root / place
             if path.is_file():
-                stamp = cache_dir() / "verified" / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
-                found = _stamped_sha256(path, stamp, progress)
+                found = stamped_sha256(path, progress)
                 if found != asset.sha256:
                     raise AssetError(
                         f"{path} has sha256 {found}, but {asset.name} is {asset.sha256}: replace the file, or take "

@@ -11,7 +11,6 @@ import errno
 import os
 import re
 import sys
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +20,7 @@ import typer
 from elsi_lib import cli_output as out
 from elsi_lib import cli_speculative
 from elsi_lib.cli_errors import OneLineErrors
+from elsi_lib.cli_options import Preset, PresetOption, TargetName, choices
 from elsi_lib.errors import AssetError, ElsiError
 
 if TYPE_CHECKING:
@@ -28,18 +28,13 @@ if TYPE_CHECKING:
     from elsi_lib.settings import Settings
 
 
-def _choices(name: str, *values: str) -> type[StrEnum]:
-    return StrEnum(name, {value: value for value in values})
-
-
 # Spelled out, because the modules that own them import torch; a test holds them equal.
-Method = _choices("Method", "elsi", "elsi-c", "exhaustive", "lowest", "eagle2", "eagle3", "eagle3-code", "uniform", "last")
-Preset = _choices("Preset", "quick", "cpu", "paper")
-Reading = _choices("Reading", "position", "segment")
-DType = _choices("DType", "auto", "float32", "bfloat16", "float16")
-Midpoint = _choices("Midpoint", "singletons", "seeds", "never")
-Normalize = _choices("Normalize", "none", "trace")
-Engine = _choices("Engine", "transformers", "eagle", "vllm", "speculators", "sglang", "specforge", "dflash")
+Method = choices("Method", "elsi", "elsi-c", "exhaustive", "lowest", "eagle2", "eagle3", "eagle3-code", "uniform", "last")
+Reading = choices("Reading", "position", "segment")
+DType = choices("DType", "auto", "float32", "bfloat16", "float16")
+Midpoint = choices("Midpoint", "singletons", "seeds", "never")
+Normalize = choices("Normalize", "none", "trace")
+Engine = choices("Engine", "transformers", "eagle", "vllm", "speculators", "sglang", "specforge", "dflash")
 
 
 def _note(message: str) -> None:
@@ -75,9 +70,7 @@ def _root(
         print(context.get_help())
 
 
-TargetName = Annotated[str, typer.Argument(metavar="TARGET", help="A name from `elsi targets`, a hub id, a folder or a .gguf file.")]
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="FP", help="Fingerprint to write, e.g. mine.safetensors.")]
-PresetOption = Annotated[Preset, typer.Option(help="Sizes of a run: quick (minutes), cpu (two cores), paper (GPUs).")]
 Samples = Annotated[int, typer.Option(help="Conversations; 0 takes the preset's (paper: 200).", show_default=False)]
 Rho = Annotated[float, typer.Option(help="Share of positions the token-entropy filter keeps (paper: 0.30).")]
 Block = Annotated[int, typer.Option(help="B, tokens of a block = rows of a representative (paper: 32).")]

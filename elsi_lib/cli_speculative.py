@@ -5,25 +5,20 @@ As in :mod:`elsi_lib.cli`, torch is imported inside the commands, results go to 
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from elsi_lib import cli_output as out
+from elsi_lib.cli_options import Preset, PresetOption, TargetName, choices
 
 # Spelled out, because the module that owns them imports torch; a test holds them equal.
-Loader = StrEnum("Loader", {name: name for name in ("sglang", "vllm", "specforge", "speculators", "eagle")})
-Weights = StrEnum("Weights", {name: name for name in ("bfloat16", "float16", "float32")})
+Loader = choices("Loader", "sglang", "vllm", "specforge", "speculators", "eagle")
+Weights = choices("Weights", "bfloat16", "float16", "float32")
 
 DraftFolder = Annotated[Path, typer.Argument(metavar="DRAFT", help="The folder of a trained draft.")]
-
-
-Preset = StrEnum("Preset", {name: name for name in ("quick", "cpu", "paper")})
-Questions = StrEnum("Questions", {name: name for name in ("spec-bench", "own")})
-TargetName = Annotated[str, typer.Argument(metavar="TARGET", help="A name from `elsi targets`, a hub id, a folder or a .gguf file.")]
-PresetOption = Annotated[Preset, typer.Option(help="Sizes of a run: quick (minutes), cpu (two cores), paper (GPUs).")]
+Questions = choices("Questions", "spec-bench", "own")
 SeedOption = Annotated[int, typer.Option(help="Of the prompts, the answers' noise and the drafts' first weights.")]
 
 
@@ -107,7 +102,8 @@ def evaluate(
     work = study.work_folder(settings)
     recorded, about = study.record_questions(loaded, settings, work, out.note)
     sizes, name = tuple(nodes or study.NODES), study.replay_name(read, settings)
-    steps = study.replay_all(loaded, read, recorded, work, nodes=sizes, seed=seed, name=name, say=out.note)
+    # In a folder of its own: seconds of these replays are not the study's.
+    steps = study.replay_all(loaded, read, recorded, work / "evaluations", nodes=sizes, seed=seed, name=name, say=out.note)
     if output is not None:
         write_steps(steps, output)
     long = steps.explode("tokens").dropna(subset="tokens").astype({"tokens": int})

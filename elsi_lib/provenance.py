@@ -32,7 +32,7 @@ TAU_MODULES = ("report.tau", "report.study", "report.tau_tables", "report.tau_me
 # module changes its hash even where it only adds a refusal; `python workflow/same_numbers.py REV` compares and prints these lines.
 SAME_NUMBERS = {
     "3b1e9fea6d1506d7": "dbd31ca9f5639a3e",  # calibration
-    "314f0c4ea2182502": "46550519a5057760",  # survey
+    "86ee7cc4818d1fad": "46550519a5057760",  # survey
     "111e889da46459a9": "14ebbf72d350078e",  # sums
 }
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors")

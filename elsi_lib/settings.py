@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -63,6 +65,8 @@ class Settings:
             raise ElsiError(f"rho = {self.rho} outside (0, 1]: the share of positions to keep; the paper uses 0.30")
         if self.block < 1:
             raise ElsiError(f"block = {self.block}: a block has at least one token; the paper uses 32")
+        if self.seed < 0:
+            raise ElsiError(f"seed = {self.seed}: a whole number from 0")
 
     @classmethod
     def from_notebook(cls, namespace: Mapping[str, Any]) -> Self:
@@ -96,16 +100,27 @@ class Settings:
 
     @property
     def run_name(self) -> str:
-        """Folder of this run's results: the target, and what differs from the defaults, so that runs never overwrite each other."""
+        """Folder of this run's fingerprint, survey and study: the target, and what differs from the defaults, so that runs never
+        overwrite each other. A local model has a hash of its place in it, a prompt file one of its contents."""
         default = Settings()
-        parts = [
-            f"{name}-{_slug(value)}" if name != "preset" else _slug(value)
-            for name, value in asdict(self).items()
-            if name not in ("target", "beside", "samples", "evaluation") and value != getattr(default, name)
-        ]
-        if self.size("samples") != PRESETS[self.preset]["samples"]:
-            parts.append(f"samples-{self.samples}")
-        return "@".join([target_slug(self.target), *(["_".join(parts)] if parts else [])])
+        parts = {
+            "prompts": prompts_slug(self.prompts) if prompts_slug(self.prompts) != default.prompts else "",
+            "rho": float(self.rho) if self.rho != default.rho else "",
+            "block": self.block if self.block != default.block else "",
+            "seed": self.seed or "",
+        }
+        named = [f"{name}-{value}" for name, value in parts.items() if value != ""]
+        named += [self.preset] if self.preset != default.preset else []
+        named += [f"samples-{self.samples}"] if self.size("samples") != PRESETS[self.preset]["samples"] else []
+        return "@".join([target_slug(self.target), *(["_".join(named)] if named else [])])
+
+    @property
+    def shown_name(self) -> str:
+        """Folder of this run's figures and tables: :attr:`run_name`, and what else they are made of where that is not the default."""
+        beside = target_slug(self.beside) if self.beside else "none"
+        named = [f"beside-{beside}"] if beside != target_slug(Settings().beside) else []
+        named += [f"evaluation-{self.evaluation}"] if self.evaluation != EVALUATIONS[0] else []
+        return "".join([self.run_name, *(["_" if "@" in self.run_name else "@", "_".join(named)] if named else [])])
 
     def for_target(self, target: str) -> Settings:
         """The same settings for another target."""
@@ -119,7 +134,7 @@ class Settings:
             "seed": self.seed,
             "bootstrap": self.size("bootstrap"),
             "spectra": self.size("spectra"),
-            "source": _file_slug(self.prompts),
+            "source": _known(self.prompts) or Path(self.prompts).name,
             "asked": self.size("samples"),
             "max_tokens": self.size("max_tokens"),
         }
@@ -128,6 +143,11 @@ class Settings:
     def output(self) -> Path:
         """Folder where this run writes: ELSI_RESULTS if set, else data/results of the project."""
         return results_root() / self.run_name
+
+    @property
+    def shown(self) -> Path:
+        """Folder where this run writes figures and tables, beside :attr:`output` or the same."""
+        return results_root() / self.shown_name
 
 
 def project_root() -> Path | None:
@@ -184,32 +204,40 @@ def differences(fingerprint: Fingerprint, settings: Settings, reading: str = "po
         differing.append("reading")
     if dtype not in ("auto", fingerprint.passport["target"].get("dtype")):
         differing.append("dtype")
-    if not _same_target(fingerprint.passport["target"], settings.target):
+    if not same_target(fingerprint.passport["target"], settings.target):
         differing.append("target")
     if "prompts" not in differing and not _same_prompts(fingerprint.passport["prompts"].get("source_sha256"), settings.prompts):
         differing.append("prompts")
     return tuple(differing)
 
 
-def _same_target(about: dict[str, Any], target: str) -> bool:
-    from elsi_lib.assets import ALIASES, ASSETS
+def same_target(about: Mapping[str, Any], target: str) -> bool:
+    """Whether a passport's ``target`` entry is of the target of that name: a local one counts by content, a hub id by name."""
+    from elsi_lib.assets import ASSETS
 
-    if Path(target).expanduser().exists():
-        from elsi_lib.loading import find
-
-        return about.get("revision") == find(target, None, False, False).revision
-    name = target.strip().lower()
-    if asset := ASSETS.get(ALIASES.get(name, name)):
+    if (path := Path(target).expanduser()).exists():
+        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+        seen = tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+        return about.get("revision") == _revision(path.absolute(), seen)
+    if asset := ASSETS.get(_known(target)):
         return about.get("name") == asset.name and asset.sha256 in ("", about.get("revision"))
     return about.get("source") == target
 
 
-def _same_prompts(held: str | None, prompts: str) -> bool:
-    from elsi_lib.assets import ASSETS, sha256_file
+@cache
+def _revision(path: Path, seen: tuple) -> str:
+    """Hash of a local target, read once while its files are those ``seen``."""
+    from elsi_lib.loading import find
 
-    if held is None or not (path := Path(prompts).expanduser()).is_file():
-        return prompts not in ASSETS or ASSETS[prompts].sha256 in ("", held)
-    return sha256_file(path) == held
+    return find(str(path), None, False, False).revision
+
+
+def _same_prompts(held: str | None, prompts: str) -> bool:
+    from elsi_lib.assets import ASSETS, stamped_sha256
+
+    if known := _known(prompts):
+        return ASSETS[known].sha256 in ("", held)
+    return held is None or not (path := Path(prompts).expanduser()).is_file() or stamped_sha256(path) == held
 
 
 def _calibration_of(fingerprint: Fingerprint) -> dict[str, Any]:
@@ -220,16 +248,45 @@ def _calibration_of(fingerprint: Fingerprint) -> dict[str, Any]:
     }
 
 
+def public_name(target: str) -> str:
+    """What a passport calls a target: its known name, its hub id, or for a local one its folder of results; never a path."""
+    return _known(target) or (target if _is_hub_id(target) else target_slug(target))
+
+
 def target_slug(target: str) -> str:
-    """Folder name of a target: its alias, the last part of its hub id, or the name of its file or folder."""
-    from elsi_lib.assets import ALIASES
+    """Folder name of a target: its known name, ``owner--name`` of a hub id, or name and hash of place of a local file or folder."""
+    path = Path(target).expanduser()
+    if path.exists():
+        place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
+        return f"{_slug(path.absolute().name.removesuffix('.gguf'))}-{place[:8]}"
+    if _is_hub_id(target):
+        return "--".join(map(_slug, target.split("/")))
+    return _known(target) or "--".join(map(_slug, path.name.removesuffix(".gguf").split("--")))
 
-    return _slug(ALIASES.get(target, target).rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf"))
+
+def prompts_slug(prompts: str) -> str:
+    """The same for prompts: a known data set's name, or name and hash of the contents of a file."""
+    from elsi_lib.assets import stamped_sha256
+
+    path = Path(prompts).expanduser()
+    if known := _known(prompts):
+        return known
+    return _slug(path.name) + (f"-{stamped_sha256(path)[:8]}" if path.is_file() else "")
 
 
-def _file_slug(source: str) -> str:
-    return source.rstrip("/").rsplit("/", 1)[-1]
+def _known(name: str) -> str:
+    """The name of a known target or data set, by name or alias in any case; "" for any other, and for a target that lies here."""
+    from elsi_lib.assets import ALIASES, ASSETS
+
+    key = name.strip().lower()
+    key = ALIASES.get(key, key)
+    local = key in ASSETS and ASSETS[key].kind == "target" and Path(name).expanduser().exists()
+    return key if key in ASSETS and not local else ""
 
 
-def _slug(value: Any) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", _file_slug(str(value)).lower()).strip("-.")
+def _is_hub_id(target: str) -> bool:
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", target) is not None and not Path(target).exists()
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.")

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from elsi_lib.live import decode_live
 from elsi_lib.pipeline import measured_or_cached, obtain_fingerprint
 from elsi_lib.progress import track
 from elsi_lib.provenance import code_version, environment
-from elsi_lib.report.study import FILES, write_steps
+from elsi_lib.report.study import FILES, read_passport, write_steps
 from elsi_lib.report.words import spaced
-from elsi_lib.settings import Settings, results_root, results_roots
+from elsi_lib.settings import Settings, results_root, results_roots, same_target
 from elsi_lib.speculative.answers import Answers, record, training_texts
 from elsi_lib.speculative.checkpoint import load_draft, weights_hash
 from elsi_lib.speculative.dialogue import Dialogue, eos_ids, own_dialogues, sharegpt_dialogues, spec_bench_dialogues
@@ -66,16 +66,29 @@ def obtain_study(settings: Settings) -> Study:
 
 
 def find_study(settings: Settings) -> Study | None:
-    """The study of the settings where there is one, from this run's results, else from those committed with the project."""
+    """The study of the settings where there is one, from this run's results, else from those committed with the project.
+
+    One whose passport states another target, other prompts or another run is passed over.
+    """
     name = study_folder(settings).relative_to(results_root())
     for folder in (root / name for root in results_roots()):
         if all((folder / file).is_file() for file in FILES):
-            return Study(folder, _status(folder))
+            passport = read_passport(folder / "passport.json")
+            if _is_of(passport, settings):
+                return Study(folder, _status(folder, passport))
     return None
 
 
-def _status(folder: Path) -> str:
-    passport = json.loads((folder / "passport.json").read_text(encoding="utf-8"))
+def _is_of(passport: dict[str, Any], settings: Settings) -> bool:
+    """Whether a study is of these settings; the second target is no part of it."""
+    held = passport["settings"]
+    wanted = asdict(settings) | {"prompts": settings.calibration()["source"]}
+    same = all(held.get(name) == value for name, value in wanted.items() if name not in ("target", "beside", "samples"))
+    same = same and replace(settings, samples=held.get("samples", 0)).size("samples") == settings.size("samples")
+    return same and same_target(passport["target"], settings.target)
+
+
+def _status(folder: Path, passport: dict[str, Any]) -> str:
     if passport["code"].get("speculative") != code_version()["speculative"]:
         return "stale"
     return measured_or_cached(folder, passport)

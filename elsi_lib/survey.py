@@ -29,7 +29,7 @@ from elsi_lib.fingerprint import Fingerprint, read_tensors, write_tensors
 from elsi_lib.pipeline import measured_or_cached, prepare
 from elsi_lib.probe import all_sets, probe_sets
 from elsi_lib.provenance import code_version, environment, survey_version
-from elsi_lib.settings import Settings, results_root, results_roots
+from elsi_lib.settings import Settings, results_root, results_roots, same_target
 from elsi_lib.tally import DEFAULT, FORMAT, Tally, choices, samples, sum_up
 from elsi_lib.targets import Target, load_target
 
@@ -80,12 +80,24 @@ def survey_hashes(folder: str | Path) -> dict[str, str]:
 
 
 def find_survey(settings: Settings) -> Survey | None:
-    """The survey of these settings, from this run's results, else from those committed with the project; None if there is none."""
+    """The survey of these settings, from this run's results, else from those committed with the project; None if there is none.
+
+    One whose passport states another target, other prompts or other parameters is passed over.
+    """
     name = survey_folder(settings).relative_to(results_root())
     for folder in (root / name for root in results_roots()):
         if all((folder / file).is_file() for file in FILES):
-            return load_survey(folder)
+            survey = load_survey(folder)
+            if _is_of(survey.passport, settings):
+                return survey
     return None
+
+
+def _is_of(passport: dict[str, Any], settings: Settings) -> bool:
+    wanted = settings.calibration()
+    held = passport["parameters"] | {"source": passport["parts"]["variants"]["prompts"]["source"]}
+    same = all(held[name] == wanted[name] for name in ("rho", "block", "seed", "source"))
+    return same and same_target(passport["target"], settings.target)
 
 
 def obtain_survey(settings: Settings) -> Survey:
@@ -102,8 +114,10 @@ def survey_line(*surveys: Survey | None) -> str:
     """A line on each survey: target, prompts, status."""
     lines = []
     for survey in filter(None, surveys):
-        seen = survey.passport["parts"]["variants"]["seen"]
-        lines.append(f"{survey.target}: survey of {seen} prompts, {len(survey.corpora)} corpora, {survey.status}")
+        parts = survey.passport["parts"]
+        seen = parts["variants"]["seen"]
+        more = f" ({seen + parts['samples']['seen']:,} in groups)" if "samples" in parts else ""
+        lines.append(f"{survey.target}: survey of {seen} prompts{more}, {len(survey.corpora)} corpora, {survey.status}")
     return "\n".join(lines)
 
 
@@ -116,17 +130,23 @@ def load_survey(folder: str | Path) -> Survey:
     folder = Path(folder)
     if missing := [file for file in FILES if not (folder / file).is_file()]:
         raise ElsiError(f"no survey in {folder}: {', '.join(missing)} missing; run the notebook of the question")
-    passport = json.loads((folder / "passport.json").read_text(encoding="utf-8"))
     code = code_version() | survey_version()
-    stale = any(passport["code"].get(part) != code[part] for part in ("calibration", "survey"))
+    try:
+        passport = json.loads((folder / "passport.json").read_text(encoding="utf-8"))
+        passport["target"]["name"], passport["parameters"], passport["parts"]["variants"]["prompts"]
+        stale = any(passport["code"].get(part) != code[part] for part in ("calibration", "survey"))
+        samples, probe = (pd.read_csv(folder / name, dtype={"layers": str}) for name in ("samples.csv", "probe.csv"))
+        influence = pd.read_csv(folder / "influence.csv")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ElsiError(f"the survey in {folder} is damaged ({error}): delete it and run the notebook of the question") from error
     return Survey(
         folder,
         "stale" if stale else measured_or_cached(folder, passport),
         _read_grams(folder / "variants.safetensors"),
         _read_grams(folder / "corpora.safetensors"),
-        pd.read_csv(folder / "samples.csv", dtype={"layers": str}),
-        pd.read_csv(folder / "influence.csv"),
-        pd.read_csv(folder / "probe.csv", dtype={"layers": str}),
+        samples,
+        influence,
+        probe,
         passport,
     )
 

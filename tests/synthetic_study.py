@@ -1,13 +1,17 @@
 """A study with known truth, for tests that need no model: steps are drawn from laws whose mean is the tau asked for."""
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from elsi_lib.loading import find
 from elsi_lib.provenance import code_version, environment
 from elsi_lib.report.study import EXTRAS, LOOKUP, METHODS, write_steps
 from elsi_lib.report.tau import CATEGORIES, MT_BENCH
+from elsi_lib.settings import Settings
 
 # Per method: the layers, S_1 in nats, and tau at 60 nodes, T = 0. ELSI-C m=2 has the set, and so the draft, of ELSI m=2.
 TRUTH = {
@@ -100,8 +104,10 @@ def live_frame(questions=8, seconds_per_step=0.02, truth=TRUTH):
     return pd.DataFrame(rows)
 
 
-def write_study(folder, *, prompts="Spec-Bench", methods=(*METHODS, *EXTRAS), target="synthetic", live=True, **options):
-    """A whole study in ``folder``; returns it."""
+def write_study(
+    folder, *, prompts="Spec-Bench", methods=(*METHODS, *EXTRAS), target="synthetic", live=True, run=None, **options
+):
+    """A whole study in ``folder``, of the settings ``run``, or of the default ones with that target; returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     truth = options.get("truth", TRUTH)
     write_steps(steps_frame(methods, **options), folder / "steps.parquet")
@@ -112,5 +118,10 @@ def write_study(folder, *, prompts="Spec-Bench", methods=(*METHODS, *EXTRAS), ta
         live_frame(truth=truth).to_csv(folder / "live.csv", index=False)
     passport = {"target": {"name": target}, "evaluation": {"prompts": prompts}, "code": code_version()}
     passport["environment"] = environment()
+    run = run or Settings(target=target)
+    passport["settings"] = asdict(run) | {"prompts": run.calibration()["source"]}
+    passport["target"]["source"] = run.target
+    if Path(run.target).is_dir():
+        passport["target"]["revision"] = find(run.target, None, False, False).revision
     (folder / "passport.json").write_text(json.dumps(passport))
     return folder

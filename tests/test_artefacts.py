@@ -38,8 +38,8 @@ def saved(fp, beside=None, two=False, **options):
 def test_a_figure_leaves_four_files_and_its_numbers_come_back_exactly(results):
     fp = calibrated()
     artefact = saved(fp)
-    assert sorted(p.name for p in SETTINGS.output.iterdir()) == [
-        "figure2.csv", "figure2.json", "figure2.png", "figure2.svg", "fingerprint.safetensors",
+    assert sorted(p.name for p in SETTINGS.shown.iterdir()) == [
+        "figure2.csv", "figure2.json", "figure2.png", "figure2.svg",
     ]  # fmt: skip
     back = pd.read_csv(artefact.path("csv"))
     kept = back[back["first_position"] == "kept"]
@@ -98,11 +98,11 @@ def test_no_path_and_no_date_in_any_file(results, tmp_path):
 
 def test_the_same_result_has_the_same_bytes(results):
     fp = calibrated()
-    first = {p.name: p.read_bytes() for p in (saved(fp), SETTINGS.output)[1].iterdir()}
-    for path in SETTINGS.output.glob("figure2.*"):
+    first = {p.name: p.read_bytes() for p in (saved(fp), SETTINGS.shown)[1].iterdir()}
+    for path in SETTINGS.shown.glob("figure2.*"):
         path.unlink()
     saved(fp)
-    second = {p.name: p.read_bytes() for p in SETTINGS.output.iterdir()}
+    second = {p.name: p.read_bytes() for p in SETTINGS.shown.iterdir()}
     seconds = re.compile(rb'"seconds": [^,\n]*')
     assert {name: seconds.sub(b"", content) for name, content in first.items()} == {
         name: seconds.sub(b"", content) for name, content in second.items()
@@ -117,7 +117,7 @@ def test_making_it_again_keeps_the_passport_of_the_first_time(results):
 
 
 def test_status_of_a_result(results, monkeypatch):
-    path = SETTINGS.output / "figure2.json"
+    path = SETTINGS.shown / "figure2.json"
     assert status(path) == "not run here"
     with pytest.raises(ElsiError, match="no figure2 in results of tiny-a"):
         load_artefact("figure2", SETTINGS)
@@ -186,7 +186,7 @@ def test_a_table_leaves_csv_markdown_and_passport(results):
 def test_a_result_without_words_is_refused(results, options, match):
     with pytest.raises(ElsiError, match=match):
         saved(fingerprint(), **options)
-    assert not SETTINGS.output.exists()
+    assert not SETTINGS.shown.exists()
 
 
 def test_names_and_inputs_are_checked(results):
@@ -217,4 +217,4 @@ def test_a_run_that_is_cut_leaves_no_passport_for_half_a_result(results, monkeyp
     monkeypatch.setattr(artefacts, "_write", cut)
     with pytest.raises(ElsiError, match="No space left on device"):
         saved(fp, caption="Another.")
-    assert status(path) == "not run here" and not list(SETTINGS.output.glob("*.part"))
+    assert status(path) == "not run here" and not list(SETTINGS.shown.glob("*.part"))

@@ -128,7 +128,7 @@ def test_a_half_written_or_missing_file_is_an_error_that_names_it(tmp_path):
     (folder / "passport.json").write_text('{"target"')
     with pytest.raises(ElsiError, match=r"tau/passport.json is no passport"):
         read_study(folder)
-    (folder / "passport.json").write_text(json.dumps({"target": "x", "evaluation": {"prompts": "something"}}))
+    (folder / "passport.json").write_text(json.dumps({"target": "x", "settings": {"seed": 0}, "evaluation": {"prompts": "something"}}))
     with pytest.raises(ElsiError, match="prompts 'something'"):
         read_study(folder)
 

@@ -20,7 +20,7 @@ from elsi_lib.probe import ProbeStates, all_sets, probe_sets
 from elsi_lib.prompts import Prompt
 from elsi_lib.selection import elsi, standing
 from elsi_lib.settings import Settings
-from elsi_lib.survey import load_survey, run_survey
+from elsi_lib.survey import find_survey, load_survey, run_survey
 from elsi_lib.tally import FORMAT, GROUP, Choice, Tally, samples, sum_up
 
 OWN = Choice(rho=0.5, block=4)
@@ -259,6 +259,18 @@ def test_a_survey_leaves_what_the_questions_need(target, texts, tmp_path, monkey
     fp = found.variants["default"]
     assert fp.target == "tiny-llama" and elsi(fp, 3).layers and fp.variant(sink=False).entropy().shape == (8,)
     assert str(tmp_path) not in json.dumps(found.passport)
+    assert find_survey(settings).folder == found.folder and find_survey(replace(settings, rho=0.4)) is None
+    passport = found.folder / "passport.json"
+    whole = json.loads(passport.read_text())
+    passport.write_text(json.dumps(whole | {"target": whole["target"] | {"source": "another"}}))
+    assert find_survey(settings) is None  # of another target
+    passport.write_text(json.dumps(whole | {"parameters": whole["parameters"] | {"seed": 1}}))
+    assert find_survey(settings) is None
+    for damaged in (passport.read_text()[:-9], "{}", "[]", json.dumps(whole | {"parts": {}})):
+        passport.write_text(damaged)
+        with pytest.raises(ElsiError, match="the survey in .* is damaged .*: delete it and run the notebook"):
+            load_survey(found.folder)
+    passport.write_text(json.dumps(whole))
     (found.folder / "probe.csv").unlink()
     with pytest.raises(ElsiError, match=r"probe\.csv missing"):
         load_survey(found.folder)
@@ -300,7 +312,8 @@ def test_a_survey_of_other_code_is_stale(tmp_path, target, texts, monkeypatch):
         survey._write_grams(folder / f"{name}.safetensors", one)
     for name in ("samples", "influence", "probe"):
         (folder / f"{name}.csv").write_text("layers\n")
-    (folder / "passport.json").write_text(json.dumps({"code": {"calibration": "x", "survey": "y"}, "environment": {}}))
+    about = {"target": {"name": "x"}, "parameters": {}, "parts": {"variants": {"prompts": {}}}, "environment": {}}
+    (folder / "passport.json").write_text(json.dumps(about | {"code": {"calibration": "x", "survey": "y"}}))
     found = load_survey(folder)
     assert found.status == "stale"
     torch.testing.assert_close(found.variants["default"].grams, one["default"].grams, rtol=1e-6, atol=1e-6)

@@ -26,7 +26,7 @@ from elsi_lib.files import replaced
 from elsi_lib.fingerprint import Fingerprint
 from elsi_lib.provenance import code_version, environment, question_version, survey_version, tau_version
 from elsi_lib.report.study import file_hashes
-from elsi_lib.settings import Settings, find_fingerprint, is_current, project_root, results_root, target_slug
+from elsi_lib.settings import Settings, find_fingerprint, is_current, project_root, public_name, results_root, target_slug
 from elsi_lib.survey import Survey, survey_hashes
 
 FORMAT = "elsi-artefact-1"
@@ -86,7 +86,7 @@ def save_figure(
     question: str | None = None,
     surveys: Sequence[Survey | None] = (),
 ) -> Artefact:
-    """Write a figure, the numbers it draws and its passport to ``settings.output``.
+    """Write a figure, the numbers it draws and its passport to ``settings.shown``.
 
     Args:
         fig: the figure.
@@ -144,9 +144,9 @@ def load_artefact(name: str, settings: Settings) -> Artefact:
     Raises:
         ElsiError: it was not.
     """
-    path = settings.output / f"{name}.json"
+    path = settings.shown / f"{name}.json"
     if not path.is_file():
-        raise ElsiError(f"no {name} in results of {settings.run_name}: run the notebook that makes it")
+        raise ElsiError(f"no {name} in results of {settings.shown_name}: run the notebook that makes it")
     return Artefact(name, path.parent, json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -173,7 +173,7 @@ def status(passport: str | Path) -> str:
     if any(entry and entry["code"].get("calibration") != code_version()["calibration"] for entry in about["inputs"]):
         return "stale"
     recorded = [entry and entry["fingerprint"] for entry in about["inputs"]]
-    if recorded != _current_inputs(about["parameters"], path.parent)[: len(recorded)]:
+    if recorded != _current_inputs(about, path.parent)[: len(recorded)]:
         return "stale"
     if "study" in about and not _study_current(about, path.parent):
         return "stale"
@@ -225,12 +225,13 @@ def _save(name, files, settings, fingerprints, texts, results, seconds, study, q
     if Path(name).name != name or not name:
         raise ElsiError(f"artefact name {name!r}: a plain file name without folder is expected")
     parameters = {**asdict(settings), "samples": settings.size("samples"), "prompts": settings.calibration()["source"]}
+    # A target given as a path goes by its folder of results: a passport holds no path of the machine it was made on.
+    parameters |= {name: public_name(given) if (given := parameters[name]) else "" for name in ("target", "beside")}
     passport = {
         "format": FORMAT,
         "name": name,
         **texts,
-        # A target given as a path keeps its name only: a passport holds no path of the machine it was made on.
-        "parameters": {**parameters, "target": settings.run_name.split("@")[0], "beside": _name_only(settings, settings.beside)},
+        "parameters": parameters,
         "run": settings.run_name,
         "inputs": [fp and _about_input(fp) for fp in fingerprints],
         "files": {file: hashlib.sha256(content).hexdigest() for file, content in files.items()},
@@ -244,9 +245,9 @@ def _save(name, files, settings, fingerprints, texts, results, seconds, study, q
     if question is not None:
         passport |= {"question": question, "code": passport["code"] | question_version(question)}
     if any(surveys):
-        about = {survey.target: survey_hashes(survey.folder) for survey in surveys if survey}
+        about = {survey.folder.parent.name.partition("@")[0]: survey_hashes(survey.folder) for survey in surveys if survey}
         passport |= {"surveys": about, "code": passport["code"] | survey_version()}
-    folder = settings.output
+    folder = settings.shown
     path = folder / f"{name}.json"
     old = _read(path)
     if old is not None and _what(old) == _what(passport) and status(path) in ("measured", "cached"):
@@ -274,21 +275,26 @@ def _about_input(fp: Fingerprint) -> dict[str, Any]:
     }
 
 
-def _current_inputs(parameters: dict[str, Any], folder: Path) -> list[str | None]:
+def _current_inputs(about: dict[str, Any], folder: Path) -> list[str | None]:
     """Hashes of the fingerprints, this run's and the one beside, that stand next to the result or where a run looks for them."""
-    settings = Settings(**parameters)
+    settings = Settings(**about["parameters"])
     hashes: list[str | None] = []
     for target in (settings.target, settings.beside):
-        one = settings.for_target(target)
-        sibling = folder.parent / one.run_name / "fingerprint.safetensors"
-        if not target or (hashes and one.run_name == settings.run_name):
+        run = _run_of(about, target) if target else ""
+        sibling = folder.parent / run / "fingerprint.safetensors"
+        if not target or (hashes and run == about["run"]):
             hashes.append(None)
         elif sibling.is_file():
             hashes.append(Fingerprint.load(sibling).sha256)
         else:
-            found = find_fingerprint(one)
+            found = find_fingerprint(settings.for_target(target))
             hashes.append(found[1].sha256 if found else None)
     return hashes
+
+
+def _run_of(about: dict[str, Any], target: str) -> str:
+    """Name of the run of another target with what this result's run has apart from its own."""
+    return target_slug(target) + "".join(about["run"].partition("@")[1:])
 
 
 def _part_of_run(folder: Path, run: str, part: str) -> Path | None:
@@ -314,16 +320,11 @@ def _question_current(about: dict[str, Any]) -> bool:
 
 def _surveys_current(about: dict[str, Any], folder: Path) -> bool:
     """Whether the surveys beside the results, or with the project, are still those the result was made of, by today's code."""
-    suffix = "".join(about["run"].partition("@")[1:])
     for target, files in about["surveys"].items():
-        found = _part_of_run(folder, f"{target_slug(target)}{suffix}", "survey")
+        found = _part_of_run(folder, _run_of(about, target), "survey")
         if found is None or files != survey_hashes(found):
             return False
     return about["code"].get("survey") == survey_version()["survey"]
-
-
-def _name_only(settings: Settings, target: str) -> str:
-    return settings.for_target(target).run_name.split("@")[0] if target else ""
 
 
 def _what(passport: dict[str, Any]) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def read_study(folder: str | Path) -> Results:
         ElsiError: a file that is missing, half-written or of other contents; a method with steps and no row, or the reverse.
     """
     folder = Path(folder)
-    passport = _passport(folder / "passport.json")
+    passport = read_passport(folder / "passport.json")
     rows = _csv(folder / "rows.csv", ROW_COLUMNS, {"layers": str, "draft": str, "norm_before_fc": str}, needed=True)
     rows["layers"], rows["draft"] = rows["layers"].fillna(""), rows["draft"].fillna("")
     rows["norm_before_fc"] = rows["norm_before_fc"].fillna("none")
@@ -256,13 +256,14 @@ def _checked_steps(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     return frame
 
 
-def _passport(path: Path) -> dict[str, Any]:
+def read_passport(path: Path) -> dict[str, Any]:
+    """The passport of a study. Raises ElsiError where the file is not there or is not one."""
     if not path.is_file():
         raise ElsiError(f"{_shown(path)} is not there: this folder holds no finished study")
     try:
         passport = json.loads(path.read_text(encoding="utf-8"))
         prompts = passport["evaluation"]["prompts"]
-        passport["target"]
+        passport["target"], passport["settings"]["seed"]
     except (ValueError, KeyError, TypeError) as error:
         raise ElsiError(f"{_shown(path)} is no passport of a study ({_first_line(error)}): evaluate again") from error
     if prompts not in (SPEC_BENCH, OWN_PROMPTS):

@@ -4,6 +4,7 @@ import ast
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 
@@ -14,8 +15,9 @@ from papermill.exceptions import PapermillExecutionError
 from synthetic_study import TRUTH, write_study
 from tiny import CHARACTERS, tiny_folder
 
+from elsi_lib.assets import cache_dir
 from elsi_lib.report.captions import CAPTIONS
-from elsi_lib.settings import Settings, project_root
+from elsi_lib.settings import Settings, project_root, target_slug
 
 NOTEBOOKS = sorted((project_root() / "notebooks").glob("*.ipynb"))
 MAKES = {
@@ -61,10 +63,13 @@ def parameters(tmp_path_factory):
             messages = [{"role": "user", "content": text[:70]}, {"role": "assistant", "content": text[70:]}]
             file.write(json.dumps({"messages": messages}) + "\n")
     targets = [tiny_folder(folder / name, layers=n, max_position_embeddings=256) for name, n in (("tiny-a", 8), ("tiny-b", 6))]
-    return {
+    yield {
         "target": str(targets[0]), "beside": str(targets[1]), "prompts": str(prompts), "samples": 8, "rho": 0.5, "block": 8, "seed": 3,
         "preset": "quick",
     }  # fmt: skip
+    for target in targets:  # sums of surveys, by which a survey would go on
+        for left in cache_dir().glob(f"surveys/{target_slug(str(target))}*"):
+            shutil.rmtree(left)
 
 
 def figures_of(path):
@@ -93,7 +98,9 @@ def results(tmp_path_factory):
 def study(parameters, results):
     """A study of the first target with known truth, where the notebooks look for one."""
     truth = {method: (SHALLOW.get(layers, layers), *numbers) for method, (layers, *numbers) in TRUTH.items()}
-    return write_study(results / Settings(**parameters).run_name / "tau", target="tiny-a", sizes=(2, 2), steps=20, truth=truth)
+    settings = Settings(**parameters)
+    folder = results / settings.run_name / "tau"
+    return write_study(folder, target="tiny-a", sizes=(2, 2), steps=20, truth=truth, run=settings)
 
 
 def test_there_are_these_notebooks():
@@ -105,12 +112,12 @@ def test_runs_with_other_parameters(path, parameters, results, study, tmp_path, 
     notebook = run(path, tmp_path, parameters, results, monkeypatch)
     settings = Settings(**parameters)
     for name in MAKES[path.stem]:
-        passport = json.loads((results / settings.run_name / f"{name}.json").read_text())
+        passport = json.loads((results / settings.shown_name / f"{name}.json").read_text())
         assert passport["parameters"]["rho"] == 0.5 and passport["parameters"]["samples"] == 8
         assert passport["inputs"][0]["target"] == "tiny-a" and passport["inputs"][0]["prompts_used"] == 8
         assert passport["caption"] == CAPTIONS[name] and passport["seconds"] is not None
         for file in passport["files"]:
-            assert (results / settings.run_name / file).stat().st_size > 0
+            assert (results / settings.shown_name / file).stat().st_size > 0
         assert str(tmp_path.parent.parent) not in json.dumps(passport)
     streams = [output for output in outputs(notebook) if output.output_type == "stream"]
     assert not [output.text for output in streams if output.name == "stderr"]  # no bars, no warnings
@@ -134,7 +141,7 @@ def test_the_target_beside_is_shown_once_it_has_a_fingerprint(parameters, result
     obtain_fingerprint(Settings(**parameters).for_target(parameters["beside"]))
     notebook = run(NOTEBOOKS[0], tmp_path, parameters, results, monkeypatch)
     assert "beside tiny-b: 8 prompts, 6 layers" in outputs(notebook)[0].text
-    passport = json.loads((results / Settings(**parameters).run_name / "figure2.json").read_text())
+    passport = json.loads((results / Settings(**parameters).shown_name / "figure2.json").read_text())
     assert [entry["target"] for entry in passport["inputs"]] == ["tiny-a", "tiny-b"]
 
 
