@@ -26,14 +26,20 @@ from elsi_lib.corpora import CORPORA, load_corpus
 from elsi_lib.errors import ElsiError
 from elsi_lib.files import replaced
 from elsi_lib.fingerprint import Fingerprint, read_tensors, write_tensors
+from elsi_lib.jackknife import LeaveOneOut, M, judged, left_out, read_left_out, write_left_out
 from elsi_lib.pipeline import measured_or_cached, prepare
 from elsi_lib.probe import all_sets, probe_sets
 from elsi_lib.provenance import code_version, environment, survey_version
+from elsi_lib.selection import elsi, exhaustive
 from elsi_lib.settings import Settings, results_root, results_roots, same_target
-from elsi_lib.tally import DEFAULT, FORMAT, Tally, choices, samples, sum_up
+from elsi_lib.tally import DEFAULT, FORMAT, GROUP, Choice, Tally, choices, samples, sum_up
 from elsi_lib.targets import Target, load_target
 
-FILES = ("variants.safetensors", "corpora.safetensors", "samples.csv", "influence.csv", "probe.csv", "passport.json")
+FILES = (
+    "variants.safetensors", "corpora.safetensors", "left_out.safetensors",
+    "samples.csv", "influence.csv", "probe.csv", "passport.json",
+)  # fmt: skip
+_GROUPS = 40  # of a kind of text at most, each of which is left out in turn
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,8 @@ class Survey:
         status: "measured", "cached" or "stale", as for a fingerprint.
         variants: name (see :func:`~elsi_lib.tally.choices`) -> fingerprint of the filtered variants: grams only, no bootstrap.
         corpora: name (see :data:`~elsi_lib.corpora.CORPORA`) -> the same for another kind of text.
+        left_out: name -> that text without each of its prompts. The sets judged there are those of three that ELSI takes on each of
+            the corpora, in their order, then the best of all. Kinds of text with one prompt have none.
         samples: choices made from disjoint groups of prompts of each size: columns size, group, first_position, m, layers, entropy,
             rank and regret (of the set among all, judged on all prompts together), eagle3 (entropy of EAGLE-3's set on the group).
         influence: columns layer, influence (1 - mean cosine of a block's input and output, ShortGPT), error (standard error over
@@ -57,6 +65,7 @@ class Survey:
     status: str
     variants: dict[str, Fingerprint]
     corpora: dict[str, Fingerprint]
+    left_out: dict[str, LeaveOneOut]
     samples: pd.DataFrame
     influence: pd.DataFrame
     probe: pd.DataFrame
@@ -144,6 +153,7 @@ def load_survey(folder: str | Path) -> Survey:
         "stale" if stale else measured_or_cached(folder, passport),
         _read_grams(folder / "variants.safetensors"),
         _read_grams(folder / "corpora.safetensors"),
+        read_left_out(folder / "left_out.safetensors"),
         samples,
         influence,
         probe,
@@ -186,48 +196,33 @@ def run_survey(
     named = choices(settings, prefix)
     work = cache_dir() / "surveys" / settings.run_name / _identity(settings, target, about)
     say(f"surveying {len(prompts)} prompts in {len(named)} ways")
-    tally = Tally(target, named, groups=True, probe=-(-settings.size("probe_tokens") // len(prompts)), seed=settings.seed)
+    tally = Tally(target, named, group=GROUP, probe=-(-settings.size("probe_tokens") // len(prompts)), seed=settings.seed)
     seconds = {"variants": sum_up(tally, prompts, work / "variants.safetensors")}
     parts: dict[str, Any] = {"variants": tally.about() | {"prompts": about}}
     groups = tally.groups
     if more:
         say(f"surveying {len(more)} more prompts in groups")
-        further = Tally(target, {DEFAULT: named[DEFAULT]}, groups=True)
+        further = Tally(target, {DEFAULT: named[DEFAULT]}, group=GROUP)
         seconds["samples"] = sum_up(further, more, work / f"samples-from-{len(prompts)}.safetensors")
         parts["samples"] = further.about()
         groups = [*groups, *further.groups]
-    grams, corpora = tally.fingerprints(), {}
-    longest = min(settings.size("corpus_tokens"), target.max_tokens or settings.size("corpus_tokens"))
-    needed = kept_positions_needed(settings.rho, settings.block)
-    for name in CORPORA:
-        try:
-            texts = load_corpus(
-                name, target, of_each_corpus or settings.size("corpus_samples"), seed=settings.seed, max_tokens=longest,
-                min_tokens=needed, prompts=settings.prompts,
-            )  # fmt: skip
-        except ElsiError as error:  # not fetched, or no text of that length
-            parts[name] = {"not run": re.split(": (?:set|lower) ", str(error))[0]}
-            continue
-        say(f"surveying {len(texts)} prompts of {name}")
-        one = Tally(target, {name: named[DEFAULT]})
-        seconds[name] = sum_up(one, texts, work / f"{name.replace(' ', '-')}.safetensors")
-        parts[name] = one.about()
-        corpora |= one.fingerprints()
+    grams = tally.fingerprints()
+    folder = survey_folder(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    found = _survey_corpora(settings, target, named[DEFAULT], of_each_corpus or settings.size("corpus_samples"), work, folder, say)
+    parts, seconds = parts | found[0], seconds | found[1]
     say("probing layer sets")
     started = time.perf_counter()
     probed = probe_sets(tally.probe, all_sets(target.num_layers))
     seconds["probe"] = round(time.perf_counter() - started, 1)
-
-    folder = survey_folder(settings)
-    folder.mkdir(parents=True, exist_ok=True)
     _write_grams(folder / "variants.safetensors", grams)
-    _write_grams(folder / "corpora.safetensors", corpora)
     for name, frame in (("samples", samples(groups)), ("influence", tally.influence()), ("probe", probed)):
         with replaced(folder / f"{name}.csv") as part:
             frame.to_csv(part, index=False, float_format="%.9g")
     passport = {
         "target": target.describe(),
-        "parameters": {"rho": settings.rho, "block": settings.block, "seed": settings.seed, "corpus_tokens": longest},
+        "parameters": {"rho": settings.rho, "block": settings.block, "seed": settings.seed}
+        | {"corpus_tokens": _longest(settings, target)},
         "parts": parts,
         "ridge": probed.attrs["ridge"],
         "probe": {"positions": sum(part.shape[1] for part in tally.probe.states), "prompts": len(tally.probe.states)},
@@ -238,6 +233,43 @@ def run_survey(
     with replaced(folder / "passport.json") as part:
         part.write_text(json.dumps(passport, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return folder
+
+
+def _survey_corpora(
+    settings: Settings, target: Target, choice: Choice, count: int, work: Path, folder: Path, say: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Sum up ``count`` prompts of each kind of text, with and without each; writes both files to ``folder``. Gives what the passport
+    says of each part, and seconds."""
+    parts, seconds, corpora, grams = {}, {}, {}, {}
+    needed, longest = kept_positions_needed(settings.rho, settings.block), _longest(settings, target)
+    for name in CORPORA:
+        try:
+            texts = load_corpus(
+                name, target, count, seed=settings.seed, max_tokens=longest, min_tokens=needed, prompts=settings.prompts
+            )  # fmt: skip
+        except ElsiError as error:  # not fetched, or no text of that length
+            parts[name] = {"not run": re.split(": (?:set|lower) ", str(error))[0]}
+            continue
+        say(f"surveying {len(texts)} prompts of {name}")
+        one = Tally(target, {name: choice}, group=-(-len(texts) // _GROUPS))
+        seconds[name] = sum_up(one, texts, work / f"{name.replace(' ', '-')}.safetensors")
+        parts[name] = one.about()
+        corpora |= one.fingerprints()
+        grams[name] = left_out(one.groups)
+    _write_grams(folder / "corpora.safetensors", corpora)
+    say("leaving out each prompt of each kind of text")
+    started = time.perf_counter()
+    held = _read_grams(folder / "corpora.safetensors").values()
+    views = [[fp.variant(sink=sink) for fp in held] for sink in (True, False)]
+    sets = [[find(view, M).layers for find in (elsi, exhaustive) for view in side] for side in views]
+    write_left_out(folder / "left_out.safetensors", {name: judged(one, sets) for name, one in grams.items() if one is not None})
+    seconds["left out"] = round(time.perf_counter() - started, 1)
+    return parts, seconds
+
+
+def _longest(settings: Settings, target: Target) -> int:
+    """Tokens at which the texts of all kinds are cut."""
+    return min(settings.size("corpus_tokens"), target.max_tokens or settings.size("corpus_tokens"))
 
 
 def _identity(settings: Settings, target: Target, about: dict[str, Any]) -> str:

@@ -74,7 +74,7 @@ def choices(settings: Settings, prefix: int = 0) -> dict[str, Choice]:
 
 @dataclass
 class Group:
-    """Sums of the default choice over :data:`GROUP` prompts, or over what is left of them at the end.
+    """Sums of the first choice over so many prompts, or over what is left of them at the end.
 
     Attributes:
         total: (2, N, B, d) float32, first position kept and dropped.
@@ -93,20 +93,20 @@ class Tally:
     Args:
         target: whose states are summed.
         named: the choices.
-        groups: also keep the default choice's sums of each :data:`GROUP` prompts, for :func:`samples`.
+        group: also keep the first choice's sums of each so many prompts; 0 for none.
         probe: positions of each prompt kept for the ridge probe; 0 for none.
         seed: of those positions.
     """
 
-    def __init__(self, target: Target, named: dict[str, Choice], *, groups: bool = False, probe: int = 0, seed: int = 0) -> None:
-        self.target, self.named, self.seed = target, named, seed
+    def __init__(self, target: Target, named: dict[str, Choice], *, group: int = 0, probe: int = 0, seed: int = 0) -> None:
+        self.target, self.named, self.seed, self.group = target, named, seed, group
         n, d = target.num_layers, target.hidden_size
         self.averages = {(name, sink): BlockAverage(n, choice.block, d) for name, choice in named.items() for sink in (True, False)}
         self.used = dict.fromkeys(named, 0)
         self.tokens = 0
         self.keys: list[str] = []  # of the prompts summed, see Prompt
         self.seconds = 0.0  # of all sessions
-        self.groups: list[Group] | None = [] if groups else None
+        self.groups: list[Group] = []
         self.probe = ProbeStates(target, probe, seed) if probe else None
         self.influences: list[Tensor] = []  # (N,) of each prompt
 
@@ -119,7 +119,7 @@ class Tally:
     def add(self, prompt: Prompt) -> None:
         """Run the target over one prompt and add it to every choice that it is long enough for."""
         states, logits = self.target.run(prompt.ids)
-        if self.groups is not None:
+        if self.group:
             self._count()
         entropy = token_entropy(logits)
         norms = torch.stack([state.float().norm(dim=-1) for state in states])  # (N, T)
@@ -137,7 +137,7 @@ class Tally:
         self.keys.append(prompt.key)
 
     def _add(self, name: str, choice: Choice, states: Sequence[Tensor], entropy: Tensor, allowed: Tensor) -> None:
-        group = self.groups[-1] if name == DEFAULT and self.groups is not None else None
+        group = self.groups[-1] if self.group and name == next(iter(self.named)) else None
         if kept_count(max(len(allowed) - 1, 0), choice.rho) < choice.block:
             return
         for sink in (True, False):
@@ -152,8 +152,8 @@ class Tally:
         self.used[name] += 1
 
     def _count(self) -> None:
-        if self.seen % GROUP == 0:
-            n, d, block = self.target.num_layers, self.target.hidden_size, self.named[DEFAULT].block
+        if self.seen % self.group == 0:
+            n, d, block = self.target.num_layers, self.target.hidden_size, next(iter(self.named.values())).block
             self.groups.append(Group(torch.zeros(2, n, block, d), torch.zeros(2), 0))
         self.groups[-1].prompts += 1
 
@@ -210,7 +210,7 @@ class Tally:
             "choices": repr(self.named), "keys": self.keys, "tokens": self.tokens, "used": self.used, "seconds": self.seconds,
             "blocks": {f"{name}.{int(sink)}": average.blocks for (name, sink), average in self.averages.items()},
             "taken": [part.shape[1] for part in self.probe.states] if self.probe is not None else [],
-            "per_prompt": self.probe and self.probe.per_prompt,
+            "per_prompt": self.probe and self.probe.per_prompt, "group": self.group,
         }  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, tensors, {"format": FORMAT, "state": json.dumps(state)})
@@ -224,17 +224,17 @@ class Tally:
         tensors, header = read_tensors(path, FORMAT, "the sums of a survey")
         try:
             state = json.loads(header["state"])
-            held, wanted = (state["choices"], state["per_prompt"]), (repr(self.named), self.probe and self.probe.per_prompt)
+            held = state["choices"], state["per_prompt"], state["group"]
         except (KeyError, ValueError) as error:
             raise ElsiError(f"{path} has no readable state: it is damaged; delete it to start anew") from error
-        if held != wanted:
+        if held != (repr(self.named), self.probe and self.probe.per_prompt, self.group):
             raise ElsiError(f"{path} holds the sums of another survey: delete it to start anew")
         for (name, sink), average in self.averages.items():
             average.total, average.blocks = tensors[f"total.{name}.{int(sink)}"], state["blocks"][f"{name}.{int(sink)}"]
         self.keys, self.tokens, self.used, self.seconds = (state[name] for name in ("keys", "tokens", "used", "seconds"))
-        if self.groups is not None and "groups" in tensors:
+        if "groups" in tensors:
             sums = zip(tensors["groups"], tensors["group_blocks"], strict=True)
-            self.groups = [Group(*one, min(GROUP, self.seen - i * GROUP)) for i, one in enumerate(sums)]
+            self.groups = [Group(*one, min(self.group, self.seen - i * self.group)) for i, one in enumerate(sums)]
         if "influences" in tensors:
             self.influences = list(tensors["influences"])
         if self.probe is not None and "states" in tensors:

@@ -16,9 +16,10 @@ from elsi_lib.corpora import CORPORA, load_corpus
 from elsi_lib.errors import AssetError, ElsiError
 from elsi_lib.filtering import token_entropy
 from elsi_lib.fingerprint import read_tensors, write_tensors
+from elsi_lib.jackknife import write_left_out
 from elsi_lib.probe import ProbeStates, all_sets, probe_sets
 from elsi_lib.prompts import Prompt
-from elsi_lib.selection import elsi, standing
+from elsi_lib.selection import elsi, exhaustive, standing
 from elsi_lib.settings import Settings
 from elsi_lib.survey import find_survey, load_survey, run_survey
 from elsi_lib.tally import FORMAT, GROUP, Choice, Tally, samples, sum_up
@@ -85,7 +86,7 @@ def test_prompts_too_short_for_a_choice_are_left_out_of_it_alone(target):
 
 def test_samples_are_choices_from_the_groups_own_prompts(target):
     prompts = prompts_of(2 * GROUP)
-    table = samples(tallied(target, {"default": OWN}, prompts, groups=True).groups, sizes=(GROUP, 2 * GROUP))
+    table = samples(tallied(target, {"default": OWN}, prompts, group=GROUP).groups, sizes=(GROUP, 2 * GROUP))
     assert table.groupby("size")["group"].nunique().to_dict() == {GROUP: 2, 2 * GROUP: 1}
     second = calibrate(target, prompts[GROUP:], rho=OWN.rho, block=OWN.block, bootstrap=0, spectra=0)
     for sink, word in ((True, "kept"), (False, "dropped")):
@@ -102,14 +103,14 @@ def test_samples_are_choices_from_the_groups_own_prompts(target):
 def test_groups_of_two_passes_are_those_of_one(target):
     """A rest of fewer prompts than a group has, at the end of either pass, counts in the whole alone."""
     prompts = prompts_of(2 * GROUP + 3)
-    one = tallied(target, {"default": OWN}, prompts, groups=True).groups
-    parts = [tallied(target, {"default": OWN}, some, groups=True).groups for some in (prompts[:GROUP], prompts[GROUP:])]
+    one = tallied(target, {"default": OWN}, prompts, group=GROUP).groups
+    parts = [tallied(target, {"default": OWN}, some, group=GROUP).groups for some in (prompts[:GROUP], prompts[GROUP:])]
     assert [group.prompts for group in one] == [GROUP, GROUP, 3]
     pd.testing.assert_frame_equal(samples(sum(parts, [])), samples(one))
     sizes = samples(one)["size"]
     assert sorted(set(sizes)) == [GROUP, 2 * GROUP, 2 * GROUP + 3]
     assert (samples(one).groupby("size")["group"].nunique() == [2, 1, 1]).all()
-    uneven = [tallied(target, {"default": OWN}, some, groups=True).groups for some in (prompts[: GROUP + 3], prompts[GROUP + 3 :])]
+    uneven = [tallied(target, {"default": OWN}, some, group=GROUP).groups for some in (prompts[: GROUP + 3], prompts[GROUP + 3 :])]
     assert [group.prompts for group in sum(uneven, [])] == [GROUP, 3, GROUP]
     whole = [table[table["size"] == 2 * GROUP + 3]["entropy"].to_numpy() for table in map(samples, (one, sum(uneven, [])))]
     np.testing.assert_allclose(*whole, rtol=1e-6)
@@ -173,10 +174,10 @@ def test_the_probe_reads_positions_with_a_successor_and_never_the_first(target):
 def test_a_cut_pass_goes_on_from_its_sums(target, tmp_path):
     named = {"default": OWN, "norm": replace(OWN, norm_limit=1.3)}
     prompts = prompts_of(13)
-    whole = tallied(target, named, prompts, groups=True, probe=3)
-    first = tallied(target, named, prompts[:7], groups=True, probe=3)
+    whole = tallied(target, named, prompts, group=GROUP, probe=3)
+    first = tallied(target, named, prompts[:7], group=GROUP, probe=3)
     first.save(tmp_path / "sums.safetensors")
-    again = Tally(target, named, groups=True, probe=3)
+    again = Tally(target, named, group=GROUP, probe=3)
     sum_up(again, prompts, tmp_path / "sums.safetensors")
     assert again.about() == whole.about()
     for name, fp in whole.fingerprints().items():
@@ -185,9 +186,10 @@ def test_a_cut_pass_goes_on_from_its_sums(target, tmp_path):
     assert samples(again.groups).equals(samples(whole.groups))
     torch.testing.assert_close(torch.cat(again.probe.states, 1), torch.cat(whole.probe.states, 1))
     with pytest.raises(ElsiError, match="sums of 13 prompts, and 9 are asked for: delete"):
-        sum_up(Tally(target, named, groups=True, probe=3), prompts[:9], tmp_path / "sums.safetensors")
-    with pytest.raises(ElsiError, match="sums of another survey"):
-        Tally(target, {"default": Choice()}).restore(tmp_path / "sums.safetensors")
+        sum_up(Tally(target, named, group=GROUP, probe=3), prompts[:9], tmp_path / "sums.safetensors")
+    for other in (Tally(target, {"default": Choice()}), Tally(target, named, group=5, probe=3)):
+        with pytest.raises(ElsiError, match="sums of another survey"):
+            other.restore(tmp_path / "sums.safetensors")
 
 
 def test_sums_of_other_prompts_are_refused(target, tmp_path):
@@ -252,6 +254,11 @@ def test_a_survey_leaves_what_the_questions_need(target, texts, tmp_path, monkey
     monkeypatch.setattr(Settings, "size", lambda self, name: PRESET.get(name) or self.samples)
     found = load_survey(run_survey(settings, target))
     assert found.status == "measured" and set(found.corpora) == set(CORPORA)
+    assert set(found.left_out) <= set(CORPORA) and {"conversations", "code"} <= set(found.left_out)
+    for side, sink in enumerate((True, False)):
+        sets = [find(fp.variant(sink=sink), 3).layers for find in (elsi, exhaustive) for fp in found.corpora.values()]
+        assert [tuple(one) for one in found.left_out["code"].sets[side].tolist()] == sets
+        assert found.left_out["code"].entropy.shape == (2, 3, len(sets))
     assert {"default", "segment", "rho 0.2", "block 16", "norm 3", "no prefix"} <= set(found.variants)
     assert found.passport["parts"]["variants"]["seen"] == 12 and len(found.probe) == 92
     assert found.passport["parts"]["samples"]["seen"] == 13 and set(found.samples["size"]) == {10, 20, 25}
@@ -310,6 +317,7 @@ def test_a_survey_of_other_code_is_stale(tmp_path, target, texts, monkeypatch):
     one = {"default": fingerprint(bootstrap=0, spectra=0)}
     for name in ("variants", "corpora"):
         survey._write_grams(folder / f"{name}.safetensors", one)
+    write_left_out(folder / "left_out.safetensors", {})
     for name in ("samples", "influence", "probe"):
         (folder / f"{name}.csv").write_text("layers\n")
     about = {"target": {"name": "x"}, "parameters": {}, "parts": {"variants": {"prompts": {}}}, "environment": {}}

@@ -29,10 +29,12 @@ def main(revision: str) -> int:
         finally:
             subprocess.run([*git, "remove", "--force", str(folder / "then")], check=True)
     then, now = found["then"]["numbers"], found["now"]["numbers"]
-    differing = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+    differing = sorted(name for name in then if then[name] != now.get(name))
     for name in differing:
         print(f"differs: {name}")
-    print(f"{len(now) - len(differing)} of {len(now)} tensors and tables are those of {revision}")
+    for name in sorted(now.keys() - then.keys()):
+        print(f"new: {name}")
+    print(f"{len(then) - len(differing)} of {len(then)} tensors and tables of {revision} are made today")
     if not differing:
         for part, raw in found["now"]["raw"].items():
             if raw != (old := found["then"]["hashes"][part]):

@@ -156,15 +156,16 @@ CAPTIONS = {
     ),
     "open_profiles": (
         "Matrix entropy along depth on eight kinds of text, each put to the target in the same way and cut at the same length, with "
-        "each prompt's first position kept (above) and dropped (below). Black: conversations, and a second sample of them (dotted)."
+        "each prompt's first position kept (above) and dropped (below). Black: conversations, and a second sample of them (dotted). "
+        "Bands: 95 %, by leaving out each prompt."
     ),
     "open_transfer": (
         "Layers chosen on one kind of text, judged on another: regret of ELSI's set of three, in thousandths of a nat below the best "
         "set there, first position kept. 0 on the diagonal where the beam finds the best set."
     ),
     "open_transfer_sets": (
-        "Sets of three that ELSI chooses on each kind of text, and where they stand on conversations. Jaccard: similarity to the set "
-        "chosen there."
+        "Sets of three that ELSI chooses on each kind of text, the share of its prompts without which the choice is the same, and "
+        "where they stand on conversations, with 95 % by leaving out each conversation. Jaccard: similarity to the set chosen there."
     ),
 }
 

@@ -11,17 +11,19 @@ from synthetic import fingerprint
 from elsi_lib.corpora import AGAIN, CONVERSATIONS
 from elsi_lib.errors import ElsiError
 from elsi_lib.fingerprint import Fingerprint
+from elsi_lib.jackknife import LeaveOneOut, judged, left_out
 from elsi_lib.report.findings import late_rise
 from elsi_lib.report.questions import stability, transfer
 from elsi_lib.selection import elsi, elsi_c, exhaustive, standing
 from elsi_lib.survey import Survey
+from elsi_lib.tally import Group
 
 
 def slim(fp: Fingerprint) -> Fingerprint:
     return Fingerprint({"grams": fp.tensors["grams"][:2]}, fp.passport)
 
 
-def survey_of(name="synthetic", **tables) -> Survey:
+def survey_of(name="synthetic", left_out=None, **tables) -> Survey:
     variants = {n: fingerprint(name=name, seed=seed) for seed, n in enumerate(("default", "rho 0.5", "block 16"))}
     corpora = {n: fingerprint(name=name, seed=seed) for seed, n in enumerate((CONVERSATIONS, AGAIN, "code"), start=3)}
     rows = [(10, g, first, 3, layers, 0.5, 1, regret) for g, (layers, regret) in enumerate([("1 2 3", 0.0), ("1 2 4", 0.2)] * 3)
@@ -32,7 +34,7 @@ def survey_of(name="synthetic", **tables) -> Survey:
     passport = {"target": {"name": name, "dtype": "float32"}, "parts": {"variants": {"seen": 60}}}
     empty = pd.DataFrame()
     both = ({n: slim(fp) for n, fp in group.items()} for group in (variants, corpora))
-    return Survey(Path("."), "cached", *both, tables.get("samples", samples), empty, empty, passport)
+    return Survey(Path("."), "cached", *both, left_out or {}, tables.get("samples", samples), empty, empty, passport)
 
 
 def test_samples_are_compared_with_the_set_of_all_prompts():
@@ -103,6 +105,71 @@ def test_a_set_is_judged_by_entropy_on_the_other_text():
     assert len(transfer.transfer_figure(data).axes) == 1
 
 
+def left_out_of(survey: Survey) -> dict[str, LeaveOneOut]:
+    """Every corpus without each of 12 prompts that scatter about its own representative."""
+    views = [[fp.variant(sink=sink) for fp in survey.corpora.values()] for sink in (True, False)]
+    sets = [[find(view, 3).layers for find in (elsi, exhaustive) for view in side] for side in views]
+    found = {}
+    for index, name in enumerate(survey.corpora):
+        grams = torch.stack([side[index].grams for side in views])
+        means = torch.linalg.cholesky(grams + 1e-9 * torch.eye(grams.shape[-1]))
+        generator = torch.Generator().manual_seed(index)
+        scatter = [0.03 * means.abs().mean() * torch.randn(means.shape, generator=generator) for _ in range(12)]
+        found[name] = judged(left_out([Group(means + one, torch.ones(2), 1) for one in scatter]), sets)
+    return found
+
+
+def by_hand(estimate: float, without: np.ndarray) -> tuple[float, float]:
+    """Ends by the formula: t times sqrt((n - 1) / n times the sum of squared deviations)."""
+    half = 2.201 * (11 / 12 * sum((without - without.mean()) ** 2)) ** 0.5  # t at 0.975 with 11 degrees of freedom
+    return pytest.approx((estimate - half, estimate + half), abs=1e-4)
+
+
+def test_regret_and_choice_say_what_chance_does():
+    survey = survey_of()
+    survey = survey_of(left_out=left_out_of(survey))
+    data = transfer.transfers([survey])
+    without = survey.left_out["code"]
+    for side, (sink, first) in enumerate({True: "kept", False: "dropped"}.items()):
+        row = data[(data["chosen_on"] == CONVERSATIONS) & (data["judged_on"] == "code") & (data["first_position"] == first)].iloc[0]
+        places = [tuple(one) for one in without.sets[side].tolist()]
+        own, best = places.index(_layers(row["layers"])), places.index(exhaustive(survey.corpora["code"].variant(sink=sink), 3).layers)
+        lead = (without.entropy[side, :, best] - without.entropy[side, :, own]).numpy()
+        assert (row["regret_low"], row["regret_high"]) == by_hand(row["regret"], lead)
+        chosen = [tuple(layers) for layers in without.chosen[side].tolist()]
+        assert row["same"] == pytest.approx(chosen.count(_layers(row["layers"])) / 12)
+    row = data[(data["chosen_on"] == "code") & (data["judged_on"] == CONVERSATIONS) & (data["first_position"] == "kept")].iloc[0]
+    assert f"{row['regret']:.4f} ({row['regret_low']:.4f} to {row['regret_high']:.4f})" in transfer.table(data)
+    text = transfer.finding(data).text
+    row = data[(data["chosen_on"] == CONVERSATIONS) & (data["judged_on"] == AGAIN) & (data["first_position"] == "kept")].iloc[0]
+    assert f"On a second sample of conversations it loses {row['regret']:.3f}" in text and "of 1 other kinds of text" in text
+
+
+def test_the_wave_on_a_corpus_has_an_interval():
+    survey = survey_of()
+    survey = survey_of(left_out=left_out_of(survey))
+    profiles = transfer.profiles([survey])
+    line = profiles[(profiles["corpus"] == "code") & (profiles["first_position"] == "kept")]
+    without = survey.left_out["code"].profile[0].numpy()
+    assert (line["low"].iloc[5], line["high"].iloc[5]) == by_hand(line["entropy"].iloc[5], without[:, 5])
+    rises = np.array([late_rise(one)[0] for one in without])
+    assert tuple(line[["rise_low", "rise_high"]].iloc[0]) == by_hand(line["rise"].iloc[0], rises)
+    assert f"code {line['rise'].iloc[0]:.3f} ({line['rise_low'].iloc[0]:.2f} to " in transfer.profile_finding(profiles).text
+    assert len(transfer.figure(profiles).axes[0].collections) == 2  # bands of conversations and code
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
+
+
+def test_a_corpus_of_one_prompt_has_no_intervals():
+    survey = survey_of()
+    data, profiles = transfer.transfers([survey]), transfer.profiles([survey])
+    assert data[["regret_low", "regret_high", "same"]].isna().all(axis=None) and profiles[["low", "high"]].isna().all(axis=None)
+    assert "left out" not in transfer.finding(data).text
+    assert "nan" not in transfer.table(data) + transfer.profile_finding(profiles).text
+
+
 def test_profiles_hold_every_layer_of_every_corpus():
     survey = survey_of()
     data = transfer.profiles([survey])
@@ -112,4 +179,4 @@ def test_profiles_hold_every_layer_of_every_corpus():
     text = transfer.profile_finding(data).text
     line = data[(data["corpus"] == "code") & (data["first_position"] == "kept")]["entropy"].to_numpy()
     rise, peak, _ = late_rise(line)
-    assert f"code {rise:.3f} (layer {peak})" in text and len(transfer.figure(data).axes) == 2
+    assert f"code {rise:.3f} at layer {peak}" in text and len(transfer.figure(data).axes) == 2

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import seaborn as sns
+import torch
 from matplotlib.figure import Figure
 
 from elsi_lib.corpora import AGAIN, CONVERSATIONS
+from elsi_lib.jackknife import LeaveOneOut, interval
 from elsi_lib.report.figures import GREY, LAYER, _figure, _layer_axis, _styled
 from elsi_lib.report.findings import Finding, late_rise
 from elsi_lib.report.measures import timed
@@ -28,15 +30,23 @@ def profiles(surveys: Sequence[Survey | None]) -> pd.DataFrame:
         surveys: one or more targets; None is passed over.
 
     Returns:
-        Columns target, corpus, first_position, layer, entropy (nats), prompts, tokens.
+        Columns target, corpus, first_position, layer, entropy (nats), low, high (95 %, by leaving out each prompt of the corpus, see
+        :func:`~elsi_lib.jackknife.interval`; NaN where that was not done), prompts, tokens, rise (nats to the late peak, see
+        :func:`~elsi_lib.report.findings.late_rise`; the same on all layers of a profile), rise_low, rise_high.
     """
     parts = []
     for survey in filter(None, surveys):
         for corpus, fp in survey.corpora.items():
             prompts = fp.passport["prompts"]
-            for sink, first in FIRST.items():
+            without = survey.left_out.get(corpus)
+            for side, (sink, first) in enumerate(FIRST.items()):
+                entropy = fp.variant(sink=sink).entropy().numpy()
+                rise, again = late_rise(entropy)[0], without.profile[side].numpy() if without else np.full((2, fp.num_layers), np.nan)
+                low, high = interval(entropy, again)
+                rise_low, rise_high = interval(rise, np.array([late_rise(one)[0] for one in again]))
                 about = {"target": fp.target, "corpus": corpus, "first_position": first, "layer": range(fp.num_layers)}
-                about |= {"entropy": fp.variant(sink=sink).entropy().numpy(), "prompts": prompts["used"], "tokens": prompts["tokens"]}
+                about |= {"entropy": entropy, "low": low, "high": high, "prompts": prompts["used"], "tokens": prompts["tokens"]}
+                about |= {"rise": rise, "rise_low": rise_low, "rise_high": rise_high}
                 parts.append(pd.DataFrame(about))
     return pd.concat(parts, ignore_index=True)
 
@@ -47,25 +57,42 @@ def transfers(surveys: Sequence[Survey | None], m: int = 3) -> pd.DataFrame:
 
     Returns:
         Columns target, first_position, chosen_on, judged_on, layers (as ``2 15 27``), entropy (nats, where judged), regret (nats below
-        the best set there), rank, sets, jaccard (with the set chosen where it is judged), prompts (that it was chosen on).
+        the best set there), regret_low, regret_high (95 % of the difference between those two sets, leaving out each prompt that they
+        are judged on; below 0 where their order is not decided, NaN where that was not done), rank, sets, jaccard (with the set chosen
+        where it is judged), same (share of the prompts without which ELSI takes this very set there), prompts (of the chosen_on).
     """
     rows = []
     for survey in filter(None, surveys):
-        for sink, first in FIRST.items():
+        for side, (sink, first) in enumerate(FIRST.items()):
             views = {corpus: fp.variant(sink=sink) for corpus, fp in survey.corpora.items()}
             chosen = {corpus: elsi(view, m).layers for corpus, view in views.items()}
             for judged, view in views.items():
                 sets, entropies = all_set_entropies(view, m)
                 place = {tuple(layers): i for i, layers in enumerate(sets.tolist())}
+                best = tuple(sets[int(entropies.argmax())].tolist())
                 for corpus, layers in chosen.items():
                     own = float(entropies[place[layers]])
+                    regret = max(float(entropies.max()) - own, 0.0)
+                    low, high, same = _by_chance(survey.left_out.get(judged), side, layers, best, regret)
                     rows.append((
-                        survey.target, first, corpus, judged, spaced(layers), own,
-                        max(float(entropies.max()) - own, 0.0), int((entropies > own + TIE).sum()) + 1, len(sets),
-                        jaccard(layers, chosen[judged]), views[corpus].passport["prompts"]["used"],
+                        survey.target, first, corpus, judged, spaced(layers), own, regret, low, high,
+                        int((entropies > own + TIE).sum()) + 1, len(sets), jaccard(layers, chosen[judged]), same,
+                        views[corpus].passport["prompts"]["used"],
                     ))  # fmt: skip
-    about = ["target", "first_position", "chosen_on", "judged_on"]
-    return pd.DataFrame(rows, columns=[*about, "layers", "entropy", "regret", "rank", "sets", "jaccard", "prompts"])
+    about = ["target", "first_position", "chosen_on", "judged_on", "layers", "entropy", "regret", "regret_low", "regret_high"]
+    return pd.DataFrame(rows, columns=[*about, "rank", "sets", "jaccard", "same", "prompts"])
+
+
+def _by_chance(
+    without: LeaveOneOut | None, side: int, layers: tuple[int, ...], best: tuple[int, ...], regret: float
+) -> tuple[float, float, float]:
+    """Ends of a set's regret, and the share of prompts without which it is chosen; NaN where it was not judged."""
+    places = {tuple(one): place for place, one in enumerate(without.sets[side].tolist())} if without else {}
+    if not {layers, best} <= places.keys():
+        return np.nan, np.nan, np.nan
+    own, top = (without.entropy[side, :, places[one]].numpy() for one in (layers, best))
+    low, high = interval(regret, top - own)
+    return float(low), float(high), float((without.chosen[side] == torch.tensor(layers)).all(-1).float().mean())
 
 
 @_styled
@@ -87,6 +114,8 @@ def figure(data: pd.DataFrame) -> Figure:
                 style = {"color": "black" if reference else colors[corpus], "linewidth": 2.2 if corpus == CONVERSATIONS else 1.3}
                 style["linestyle"] = ":" if corpus == AGAIN else "-"
                 ax.plot(line["layer"], line["entropy"], label=corpus, zorder=3 if reference else 2, **style)
+                if corpus != AGAIN:
+                    ax.fill_between(line["layer"], line["low"], line["high"], color=style["color"], alpha=0.13, linewidth=0, zorder=1)
             ax.set_title(target if first == "kept" else "")
             ax.annotate(f"first position {first}", (0.5, 0.97), xycoords="axes fraction", ha="center", va="top", color=GREY)
             ax.set_ylim(bottom=0)
@@ -128,13 +157,22 @@ def transfer_figure(data: pd.DataFrame) -> Figure:
 
 
 def table(data: pd.DataFrame) -> str:
-    """The sets as Markdown: chosen on each corpus, with rank on conversations."""
-    heads = ("target", "first position", "chosen on", "prompts", "layers", "rank on conversations", "regret there (nats)", "Jaccard")
+    """The sets as Markdown: chosen on each corpus, the share of its prompts without which they stay, and rank on conversations."""
+    heads = ["target", "first position", "chosen on", "prompts", "layers", "same without one", "rank on conversations"]
+    heads += ["regret there (nats)", "Jaccard"]
+    own = data[data["chosen_on"] == data["judged_on"]].set_index(["target", "first_position", "chosen_on"])["same"]
     lines = []
     for row in data[data["judged_on"] == CONVERSATIONS].itertuples():
         about = row.target, row.first_position, row.chosen_on, row.prompts, braces(row.layers)
-        lines.append([*about, f"{row.rank:,} of {row.sets:,}", f"{row.regret:.4f}", f"{row.jaccard:.2f}"])
-    return markdown_table(heads, lines, right=(3, 5, 6, 7))
+        same = own[row.target, row.first_position, row.chosen_on]
+        regret = f"{row.regret:.4f}{_ends(row.regret_low, row.regret_high, 4)}"
+        place = f"{row.rank:,} of {row.sets:,}"
+        lines.append([*about, "" if np.isnan(same) else f"{100 * same:.0f} %", place, regret, f"{row.jaccard:.2f}"])
+    return markdown_table(heads, lines, right=(3, 5, 6, 7, 8))
+
+
+def _ends(low: float, high: float, digits: int = 3) -> str:
+    return "" if np.isnan(low) or low == high else f" ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def finding(data: pd.DataFrame) -> Finding:
@@ -147,15 +185,28 @@ def finding(data: pd.DataFrame) -> Finding:
         worst = back.loc[back["regret"].idxmax()]
         same = int((others["jaccard"] == 1).sum())
         own = braces(here.loc[CONVERSATIONS, "layers"])
-        noise = here.loc[AGAIN, "regret"] if AGAIN in here.index else np.nan
+        stable = here.loc[CONVERSATIONS, "same"]
         values |= {f"{target}_{first}_same": same, f"{target}_{first}_worst_regret": worst["regret"]}
-        head = f"**{target}**, first position {first}: "
-        sentences.append(
-            f"{head}{same} of {len(others)} other kinds of text lead to the set of conversations, {own}. That set loses at most "
-            f"{worst['regret']:.3f} nats elsewhere (on {worst['judged_on']}, where it has place {int(worst['rank']):,} of "
-            f"{int(worst['sets']):,})"
-            + ("." if np.isnan(noise) else f"; a second sample of conversations leads to a set that loses {noise:.3f} on the first.")
+        text = f"**{target}**, first position {first}: {same} of {len(others)} other kinds of text lead to the set of conversations, "
+        text += own
+        if not np.isnan(stable):
+            often = "whichever conversation is" if stable == 1 else f"in {100 * stable:.0f} % of cases when a conversation is"
+            text += f", which stays {often} left out"
+        text += (
+            f". That set loses most on {worst['judged_on']}: {worst['regret']:.3f} nats"
+            f"{_ends(worst['regret_low'], worst['regret_high'])}, place {int(worst['rank']):,} of {int(worst['sets']):,}."
         )
+        again = of[(of["chosen_on"] == CONVERSATIONS) & (of["judged_on"] == AGAIN)]
+        low, high = again[["regret_low", "regret_high"]].iloc[0] if len(again) else (np.nan, np.nan)
+        if not np.isnan(high):
+            beyond = list(back.loc[back["regret_low"] > max(high, 0), "judged_on"])
+            values[f"{target}_{first}_decided"] = len(beyond)
+            text += (
+                f" On a second sample of conversations it loses {again['regret'].iloc[0]:.3f}{_ends(low, high)}; more than that, with "
+                f"intervals apart, on {len(beyond)} of {len(back)} other kinds of text"
+                + (f" ({', '.join(beyond)})." if beyond else ".")
+            )
+        sentences.append(text)
     text = "\n\n".join(sentences)
     alt = "Heat maps of regret, one per target: the set chosen on the row's kind of text, judged on the column's. " + plain(text)
     return Finding(text, alt, values)
@@ -165,11 +216,11 @@ def profile_finding(data: pd.DataFrame) -> Finding:
     """What the numbers of :func:`profiles` say: where the wave has its late peak on each corpus, and how high it rises to it."""
     sentences, values = [], {}
     for (target, first), of in data.groupby(["target", "first_position"], sort=False):
-        rises, peaks = {}, {}
+        rises, said = {}, {}
         for corpus, line in of.groupby("corpus", sort=False):
-            rises[corpus], peaks[corpus], _ = late_rise(line["entropy"].to_numpy())
+            rises[corpus], peak, _ = late_rise(line["entropy"].to_numpy())
             values[f"{target}_{first}_{corpus}_rise".replace(" ", "_")] = rises[corpus]
-        said = {name: f"{name} {rise:.3f} (layer {peaks[name]})" for name, rise in rises.items()}
+            said[corpus] = f"{corpus} {rises[corpus]:.3f}{_ends(*line[['rise_low', 'rise_high']].iloc[0], 2)} at layer {peak}"
         own = ", ".join(said[name] for name in (CONVERSATIONS, AGAIN) if name in said)
         others = sorted(set(rises) - {CONVERSATIONS, AGAIN}, key=rises.get)
         text = f"**{target}**, first position {first}: entropy rises to its late peak by, in nats, {own}"
