@@ -165,7 +165,7 @@ CAPTIONS = {
     ),
     "open_transfer_sets": (
         "Sets of three that ELSI chooses on each kind of text, the share of its prompts without which the choice is the same, and "
-        "where they stand on conversations, with 95 % by leaving out each conversation. Jaccard: similarity to the set chosen there."
+        "where they stand among all sets on conversations, with 95 % by leaving out each conversation."
     ),
 }
 

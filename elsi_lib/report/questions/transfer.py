@@ -20,6 +20,7 @@ from elsi_lib.selection import TIE, all_set_entropies, elsi, jaccard
 from elsi_lib.survey import Survey
 
 FIRST = {True: "kept", False: "dropped"}
+NO_BREAK = "\u00a0"
 
 
 @timed
@@ -158,17 +159,16 @@ def transfer_figure(data: pd.DataFrame) -> Figure:
 
 def table(data: pd.DataFrame) -> str:
     """The sets as Markdown: chosen on each corpus, the share of its prompts without which they stay, and rank on conversations."""
-    heads = ["target", "first position", "chosen on", "prompts", "layers", "same without one", "rank on conversations"]
-    heads += ["regret there (nats)", "Jaccard"]
+    heads = ("target", "first position", "chosen on (prompts)", "layers", "same without one", "rank there", "regret there (10⁻³ nats)")
     own = data[data["chosen_on"] == data["judged_on"]].set_index(["target", "first_position", "chosen_on"])["same"]
     lines = []
     for row in data[data["judged_on"] == CONVERSATIONS].itertuples():
-        about = row.target, row.first_position, row.chosen_on, row.prompts, braces(row.layers)
         same = own[row.target, row.first_position, row.chosen_on]
-        regret = f"{row.regret:.4f}{_ends(row.regret_low, row.regret_high, 4)}"
-        place = f"{row.rank:,} of {row.sets:,}"
-        lines.append([*about, "" if np.isnan(same) else f"{100 * same:.0f} %", place, regret, f"{row.jaccard:.2f}"])
-    return markdown_table(heads, lines, right=(3, 5, 6, 7, 8))
+        ends = [1000 * row.regret_low, 1000 * row.regret_high]
+        regret = f"{1000 * row.regret:.1f}{_ends(*ends, int(max(map(abs, ends)) < 100))}".replace(" ", NO_BREAK)
+        about = row.target, row.first_position, f"{row.chosen_on} ({row.prompts})", braces(row.layers)
+        lines.append([*about, "" if np.isnan(same) else f"{100 * same:.0f} %", f"{row.rank:,} of {row.sets:,}", regret])
+    return markdown_table(heads, lines, right=(4, 5, 6))
 
 
 def _ends(low: float, high: float, digits: int = 3) -> str:
